@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * exl3.h - run EXL3-quantized layers that exl3-daemon keeps resident.
+ *
+ * Functions return 0 (or a count, where said) or a negative errno; exl3_last_error() then has one
+ * sentence for a human, per thread. Objects come through the last argument and are set on success only.
+ * close/free functions accept NULL and return NULL.
+ *
+ * Threads: a struct exl3_client and all that was opened from it may be used from any thread, calls are
+ * serialised inside. A struct exl3_channel is one thread's at a time; different channels are independent.
+ * Nothing here is safe to use in a child after fork(): connect again there.
+ *
+ * A completion's result: 0 or
+ *   -EINVAL          the request is wrong (detail: enum exl3_detail)
+ *   -ENOENT          no such module, or it was closed or unloaded
+ *   -EOPNOTSUPP      no kernel for this, or the format is not supported
+ *   -EPERM           not allowed
+ *   -EAGAIN          the model is still loading (exl3_sq_get(): the ring is full)
+ *   -EDQUOT          a limit of this client
+ *   -ENOMEM          no memory for it
+ *   -ECANCELED       cancelled
+ *   -ETIME           its deadline passed before it started
+ *   -ESHUTDOWN       the daemon is draining
+ *   -EIO             the device failed
+ *   -ESTALE          the daemon's worker is gone: connect again
+ *   -ENOTRECOVERABLE this process's CUDA context is lost: start a new process
+ */
+#ifndef EXL3_H
+#define EXL3_H
+
+#include "shm/exl3_abi.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define EXL3_VERSION "0.1.0"
+#define EXL3_API     __attribute__((visibility("default")))
+
+struct exl3_client;
+struct exl3_model;
+struct exl3_module;
+struct exl3_arena;
+struct exl3_channel;
+
+/* The last failed call's sentence in this thread; never NULL. Valid until the next call here. */
+EXL3_API const char *exl3_last_error(void);
+
+/* ---- connection ---- */
+
+/**
+ * exl3_connect() - connect and negotiate.
+ * @path: socket; NULL: $EXL3_SOCKET, else /run/exl3-daemon/0.sock.
+ * @name: shown by `exl3ctl ps`; NULL: the program's name.
+ * Returns 0, -ENOENT, -ECONNREFUSED (no daemon), -EACCES, -EPROTO (other version), -ENOMEM.
+ */
+EXL3_API int exl3_connect(const char *path, const char *name, struct exl3_client **ret);
+/* Closes everything that was opened from it: all other handles of it are gone then. */
+EXL3_API struct exl3_client *exl3_close(struct exl3_client *c);
+/* false once the worker that this client is connected to has gone. */
+EXL3_API bool exl3_alive(const struct exl3_client *c);
+
+/* ---- models, modules, tensors ---- */
+
+/* -ENOENT: no such model; -EAGAIN: still loading; -EIO: refused at load. */
+EXL3_API int exl3_model_open(struct exl3_client *c, const char *name, struct exl3_model **ret);
+EXL3_API struct exl3_model *exl3_model_close(struct exl3_model *m);
+/* Hexadecimal content fingerprint, as long as the model is open. */
+EXL3_API const char *exl3_model_fingerprint(const struct exl3_model *m);
+
+enum exl3_kind { EXL3_KIND_ANY = 0, EXL3_KIND_LINEAR = 1, EXL3_KIND_MOE = 2, EXL3_KIND_MLP = 3 };
+
+struct exl3_shard_info {
+	uint32_t k, n, k_logical, n_logical;
+	uint32_t rate2;    /* 2 * bits per weight */
+	uint32_t codebook; /* enum exl3_codebook */
+	bool bias;
+};
+
+struct exl3_module_info {
+	uint32_t kind;                       /* enum exl3_kind */
+	uint32_t k, n, k_logical, n_logical; /* of the whole module; n: sum over shards */
+	uint32_t nr_shards;                  /* of a linear; MoE, MLP: matrices of one expert */
+	uint32_t nr_experts, intermediate;
+	uint32_t act; /* enum exl3_act */
+	float limit, routed_scale;
+	uint64_t bytes;
+};
+
+/**
+ * exl3_module_open() - find a module by name.
+ * @name: as in the checkpoint ("model.layers.0.self_attn.q_proj"), a fused group of it
+ *        ("...self_attn.qkv_proj", "...mlp.gate_up_proj"), a layer's routed block ("...mlp.experts" or
+ *        "...mlp", EXL3_KIND_MOE) or a dense MLP ("...mlp", EXL3_KIND_MLP).
+ * @kind: enum exl3_kind; ANY: the first of linear, MoE, MLP that exists.
+ * Returns -ENOENT (err says what is near), -EOPNOTSUPP (stored in a form that is not supported).
+ */
+EXL3_API int exl3_module_open(struct exl3_model *m, const char *name, unsigned kind,
+			      struct exl3_module **ret);
+EXL3_API struct exl3_module *exl3_module_close(struct exl3_module *mod);
+EXL3_API void exl3_module_get_info(const struct exl3_module *mod, struct exl3_module_info *ret);
+/* Shard @i, 0..nr_shards-1; -EINVAL past the end. */
+EXL3_API int exl3_module_get_shard(const struct exl3_module *mod, uint32_t i,
+				   struct exl3_shard_info *ret);
+EXL3_API uint32_t exl3_module_handle(const struct exl3_module *mod); /* for sqe.module */
+
+struct exl3_tensor {
+	const void *data; /* read-only mapping, 64-byte aligned; valid until exl3_tensor_close() */
+	uint64_t bytes;
+	char dtype[8];    /* safetensors name: "F16", "BF16", "F32", ... */
+	uint32_t nr_dims;
+	uint64_t shape[8];
+	int fd;           /* owned by this struct; the tensor starts at offset */
+	uint64_t offset;
+	void *map;        /* private */
+	uint64_t map_bytes;
+};
+
+/* An unquantized tensor (embedding, norms, router) by its full name. */
+EXL3_API int exl3_tensor_open(struct exl3_model *m, const char *name, struct exl3_tensor *ret);
+EXL3_API void exl3_tensor_close(struct exl3_tensor *t); /* zeroed or closed ones too */
+
+/* ---- memory that the daemon reads and writes in place ---- */
+
+/* @bytes are rounded up to whole pages; zeroed. -EDQUOT, -ENOMEM. */
+EXL3_API int exl3_arena_new(struct exl3_client *c, size_t bytes, struct exl3_arena **ret);
+EXL3_API struct exl3_arena *exl3_arena_free(struct exl3_arena *a); /* after its last completion */
+EXL3_API void *exl3_arena_ptr(const struct exl3_arena *a);
+EXL3_API size_t exl3_arena_bytes(const struct exl3_arena *a);
+/* Bump allocator for convenience: 64-byte aligned, never freed singly; NULL when full. */
+EXL3_API void *exl3_arena_alloc(struct exl3_arena *a, size_t bytes);
+/* Reference of a pointer into the arena. The pointer must lie inside. */
+EXL3_API exl3_ref exl3_arena_ref(const struct exl3_arena *a, const void *ptr);
+
+/* ---- requests ---- */
+
+/* @entries: SQ size, a power of two, 2..4096. Requests of a channel run in order. */
+EXL3_API int exl3_channel_new(struct exl3_client *c, uint32_t entries, struct exl3_channel **ret);
+EXL3_API struct exl3_channel *exl3_channel_free(struct exl3_channel *ch);
+
+/* Next free entry, zeroed, or NULL: the ring is full (reap completions first; credit counts). */
+EXL3_API struct exl3_sqe *exl3_sq_get(struct exl3_channel *ch);
+/* Publishes all entries got since the last call, wakes the daemon if it sleeps. Count, or -ESTALE. */
+EXL3_API int exl3_submit(struct exl3_channel *ch);
+/* Takes a completion if one is there: 1, 0, or -ESTALE (worker gone, nothing left to reap). */
+EXL3_API int exl3_peek(struct exl3_channel *ch, struct exl3_cqe *ret);
+/**
+ * exl3_wait() - take a completion, wait for one if need be: spins a little, then sleeps.
+ * @timeout_ns: 0 = do not wait, UINT64_MAX = for ever.
+ * Returns 1, 0 (time is up), -ESTALE. When the worker goes away, each outstanding request ends with
+ * one completion of result -ESTALE first.
+ */
+EXL3_API int exl3_wait(struct exl3_channel *ch, struct exl3_cqe *ret, uint64_t timeout_ns);
+/* An fd for poll(): readable when completions may be there. Then exl3_fd_clear() and exl3_peek() until 0. */
+EXL3_API int exl3_fd(struct exl3_channel *ch);
+EXL3_API void exl3_fd_clear(struct exl3_channel *ch);
+/* Nanoseconds that exl3_wait() spins before it sleeps; default 20000. */
+EXL3_API void exl3_channel_set_spin(struct exl3_channel *ch, uint64_t ns);
+/* Counters since the channel was made: system calls made by submit and wait. */
+EXL3_API uint64_t exl3_channel_syscalls(const struct exl3_channel *ch);
+
+/**
+ * exl3_prep_linear() - describe y = x W for one matrix or a fused group (shards side by side in y).
+ * @sqe: from exl3_sq_get(); not to be touched after exl3_submit().
+ * @x:   [m, k_logical] of @x_dtype (f16, bf16, f32), dense, 16-byte aligned; unchanged until completion.
+ * @y:   [m, n_logical] of @y_dtype; fully written, never read; overlaps no input.
+ * @m:   rows, 1..EXL3_M_MAX.
+ * Then set flags, strides, deadline_ns or user_data in the entry as needed.
+ * Accuracy: f32 accumulation, see docs/numerics.md.
+ */
+EXL3_API void exl3_prep_linear(struct exl3_sqe *sqe, const struct exl3_module *mod, exl3_ref x,
+			       unsigned x_dtype, exl3_ref y, unsigned y_dtype, uint32_t m);
+/* @ids [m, topk] i32 or i64 (-1 = hole, other invalid ids are skipped and counted in detail),
+ * @weights [m, topk] f16, bf16 or f32. Activation, limit and scale: the model's, unless set in the entry. */
+EXL3_API void exl3_prep_moe(struct exl3_sqe *sqe, const struct exl3_module *mod, exl3_ref x,
+			    unsigned x_dtype, exl3_ref y, unsigned y_dtype, uint32_t m, exl3_ref ids,
+			    unsigned ids_dtype, exl3_ref weights, unsigned weights_dtype,
+			    uint32_t topk);
+/* down(act(gate(x), up(x))) of a dense MLP in one request. */
+EXL3_API void exl3_prep_mlp(struct exl3_sqe *sqe, const struct exl3_module *mod, exl3_ref x,
+			    unsigned x_dtype, exl3_ref y, unsigned y_dtype, uint32_t m);
+EXL3_API void exl3_prep_nop(struct exl3_sqe *sqe);
+/* Cancels the request of this channel with that user_data if it has not started. */
+EXL3_API void exl3_prep_cancel(struct exl3_sqe *sqe, uint64_t user_data);
+
+struct exl3_mla_shape {
+	uint32_t heads, dim, value_dim, topk;
+	uint64_t slots;
+	uint64_t cache_stride;   /* bytes, 0 = dense */
+	uint32_t indices_stride; /* bytes, 0 = dense */
+	uint32_t cache_dtype;    /* f16, bf16, e4m3 */
+	uint32_t indices_dtype;  /* i32, i64 */
+};
+/* Checks and registers a geometry; *ret is the handle for exl3_prep_mla(). -EINVAL, -EOPNOTSUPP. */
+EXL3_API int exl3_mla_register(struct exl3_client *c, const struct exl3_mla_shape *shape,
+			       uint32_t *ret);
+/* q [batch, heads, dim]; cache [slots, dim]; indices [batch, topk] (-1 = hole, other invalid ones are
+ * skipped and counted in detail); o [batch, heads, value_dim]; lse [batch, heads] f32 or EXL3_REF_NONE:
+ * log of the sum of exp(scale q.k), -inf when every entry is a hole (o is zero then). */
+EXL3_API void exl3_prep_mla(struct exl3_sqe *sqe, uint32_t geometry, exl3_ref q, unsigned q_dtype,
+			    exl3_ref cache, exl3_ref indices, exl3_ref o, unsigned o_dtype,
+			    exl3_ref lse, uint32_t batch, float scale, float kv_scale);
+
+/* ---- synchronous calls: submit one entry and wait; the channel must have nothing outstanding ---- */
+
+/* Pointers must lie in @a. Return the completion's result; @detail may be NULL. */
+EXL3_API int exl3_linear(struct exl3_channel *ch, const struct exl3_module *mod,
+			 const struct exl3_arena *a, const void *x, unsigned x_dtype, void *y,
+			 unsigned y_dtype, uint32_t m);
+EXL3_API int exl3_mlp(struct exl3_channel *ch, const struct exl3_module *mod,
+		      const struct exl3_arena *a, const void *x, unsigned x_dtype, void *y,
+		      unsigned y_dtype, uint32_t m);
+EXL3_API int exl3_moe(struct exl3_channel *ch, const struct exl3_module *mod,
+		      const struct exl3_arena *a, const void *x, unsigned x_dtype, void *y,
+		      unsigned y_dtype, uint32_t m, const void *ids, unsigned ids_dtype,
+		      const void *weights, unsigned weights_dtype, uint32_t topk, uint64_t *detail);
+/* Submits what was prepared last and waits for its completion. */
+EXL3_API int exl3_call(struct exl3_channel *ch, struct exl3_cqe *ret);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * weights.h - a model on a device: matrices, modules found by name, unquantized tensors; counted.
+ *
+ * Life of a model:  NEW -> LOADING (loader thread) -> READY -> UNLOADING -> freed at the last put
+ *                                                 \-> FAILED (error is set)
+ * Tables are immutable once READY, so any thread may read them while it holds a reference.
+ */
+#ifndef EXL3_DAEMON_WEIGHTS_H
+#define EXL3_DAEMON_WEIGHTS_H
+
+#include "kernels/backend.h"
+
+#include <stdatomic.h>
+
+enum exl3_model_state {
+	EXL3_MODEL_NEW,
+	EXL3_MODEL_LOADING,
+	EXL3_MODEL_READY,
+	EXL3_MODEL_FAILED,
+	EXL3_MODEL_UNLOADING
+};
+
+enum exl3_module_kind { EXL3_MOD_ANY, EXL3_MOD_LINEAR, EXL3_MOD_MOE, EXL3_MOD_MLP };
+
+/* A matrix by its checkpoint name, without the ".trellis". */
+struct exl3_named_matrix {
+	char *name;               /* owned */
+	struct exl3_matrix m;     /* pointers into the model's slab */
+	char *unsupported;        /* owned; reason why it was not loaded, or NULL */
+	/* used by the loader and slab layout: offsets in the slab */
+	uint64_t trellis_off, suh_off, svh_off, bias_off;
+};
+
+/* What a request names. Owned by its model, immutable. */
+struct exl3_module_desc {
+	char *name; /* owned; canonical */
+	enum exl3_module_kind kind;
+	uint32_t k, n, k_log, n_log;
+	/* LINEAR */
+	const struct exl3_matrix **shards; /* owned array of borrowed matrices */
+	const char **shard_names;          /* owned array of borrowed names */
+	uint32_t nr_shards;
+	/* MOE, MLP */
+	struct exl3_expert *experts; /* owned */
+	uint32_t nr_experts, intermediate; /* logical */
+	uint8_t act;
+	float limit, routed_scale;
+	void *plan;                  /* owned, backend's moe_plan() or NULL */
+	uint64_t bytes;
+	uint32_t rate2_min, rate2_max;
+	struct exl3_module_desc *next; /* modules made on demand (fused groups) hang in one list */
+};
+
+struct exl3_tensor_desc {
+	char *name;
+	char dtype[8];
+	uint32_t nr_dims;
+	uint64_t shape[8];
+	uint64_t bytes, offset; /* in tensor_fd, 64-byte aligned */
+};
+
+struct exl3_model {
+	char *name, *path, *model_type; /* owned */
+	_Atomic int state;              /* enum exl3_model_state */
+	struct exl3_error error;        /* set before FAILED */
+	char fingerprint[33];           /* 128 bits, hexadecimal; set before READY */
+	_Atomic uint64_t bytes_total, bytes_loaded;
+	uint64_t weight_bytes, tensor_bytes, overhead_bytes;
+
+	const struct exl3_backend_ops *ops; /* borrowed, with dev, from the worker */
+	struct exl3_dev *dev;
+	struct exl3_slab *slab; /* owned */
+	int tensor_fd;          /* owned; sealed read-only memfd of the unquantized tensors, or -1 */
+
+	struct exl3_named_matrix *matrices; /* owned, sorted by name */
+	uint32_t nr_matrices;
+	struct exl3_tensor_desc *tensors;   /* owned, sorted by name */
+	uint32_t nr_tensors;
+	struct exl3_module_desc *modules;   /* owned, made at load: matrices, fused groups, MoE, MLP; sorted by name, kind */
+	uint32_t nr_modules;
+	char **skipped;                     /* owned; "name: reason" */
+	uint32_t nr_skipped;
+
+	_Atomic uint32_t refs;
+	_Atomic bool cancel; /* asks the loader thread to stop */
+	void *config;        /* owned, parsed config.json (cJSON), until READY */
+};
+
+/**
+ * exl3_model_load() - read a checkpoint directory into the device's memory. Blocks; loader thread.
+ * @model: fresh from exl3_model_new(); on success READY and immutable, else FAILED with its error.
+ * Errors: -EINVAL (broken checkpoint: file, tensor and reason), -ENOENT, -ENOMEM (needed and free),
+ * -EOPNOTSUPP (nothing in it is EXL3), -ECANCELED.
+ */
+int exl3_model_load(struct exl3_model *model);
+
+/* One reference, state NEW. @path is made absolute. */
+int exl3_model_new(const char *name, const char *path, const struct exl3_backend_ops *ops,
+		   struct exl3_dev *dev, struct exl3_model **ret, struct exl3_error *err);
+struct exl3_model *exl3_model_get(struct exl3_model *model);
+struct exl3_model *exl3_model_put(struct exl3_model *model); /* frees at the last one; NULL ok */
+
+/**
+ * exl3_model_find() - a module by name, with name variants; READY models only.
+ * @trace: NULL, or called with one line for each step of the match (exl3ctl resolve).
+ * Returns 0, -ENOENT (err names what is near), -EOPNOTSUPP (err has the reason it was left out).
+ */
+int exl3_model_find(const struct exl3_model *model, const char *name, enum exl3_module_kind kind,
+		    const struct exl3_module_desc **ret,
+		    void (*trace)(void *arg, const char *line), void *arg, struct exl3_error *err);
+const struct exl3_tensor_desc *exl3_model_find_tensor(const struct exl3_model *model,
+						      const char *name);
+
+#endif

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * backend.h - what a device can do: memory for weights and arenas, checked work in, results out.
+ *
+ * One const table per backend (exl3_backend_cpu, exl3_backend_cuda). The caller (daemon/dispatch.c)
+ * has copied and checked everything that a client controls, geometry and bounds, before submit();
+ * only the *values* of ids, slots and activations are still unchecked, and a backend copies those
+ * integers once to private memory and checks them there. A row of NaN stays in its row.
+ *
+ * Thread safety: open, close, slab and arena calls from any thread, one at a time per device;
+ * submit and poll from one thread (the worker's loop), never blocking.
+ */
+#ifndef EXL3_KERNELS_BACKEND_H
+#define EXL3_KERNELS_BACKEND_H
+
+#include "shm/exl3_abi.h"
+#include "shm/util.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct exl3_dev;
+
+/*
+ * One quantized matrix: y[m, n] = x[m, k] W[k, n]. Pointers are device addresses (borrowed from the
+ * model's slabs, which outlive all work), 16-byte aligned.
+ */
+struct exl3_matrix {
+	uint32_t k, n;         /* stored sizes, multiples of 128 */
+	uint32_t k_log, n_log; /* logical sizes: stored = ceil128(logical) */
+	uint8_t rate2;         /* 2 * bits per weight, see format.h */
+	uint8_t codebook;      /* enum exl3_codebook */
+	uint16_t reserved;
+	const void *trellis;   /* [k/16, n/16, 8 * rate2] u16 */
+	const void *suh;       /* [k] f16 */
+	const void *svh;       /* [n] f16 */
+	const void *bias;      /* [n] f32, zero in padded columns, or NULL */
+};
+
+/*
+ * Some rows of one request (or of one of several merged requests): the unit of the row table.
+ * Strides in bytes. Padded columns are neither read (x, logical sizes) nor written (y).
+ */
+struct exl3_rows {
+	const void *x;
+	void *y;
+	uint32_t x_stride, y_stride;
+	uint32_t m;
+	uint8_t x_dtype, y_dtype; /* f16, bf16, f32 */
+	bool stored;              /* x and y have stored sizes; for fused shards: each n stored */
+};
+
+/* Shards side by side: y = [x W0 | x W1 | ...], each with its own suh, svh, bitrate, codebook. */
+struct exl3_linear_args {
+	const struct exl3_matrix *const *shards; /* [nr_shards], host array, equal k and k_log */
+	uint32_t nr_shards;
+};
+
+/* One expert, or a dense MLP: y = down(act(gate(x), up(x))). gate is NULL for EXL3_ACT_RELU2. */
+struct exl3_expert {
+	const struct exl3_matrix *gate, *up, *down;
+};
+
+/*
+ * A dense MLP that is wider than the writer's limit is stored as nr_experts slices that all see every
+ * row, and whose outputs add up (op MLP). For op MOE each token goes to its topk experts.
+ */
+struct exl3_moe_args {
+	const struct exl3_expert *experts; /* [nr_experts] host array; all of equal logical sizes */
+	uint32_t nr_experts;
+	void *plan;             /* device copy of the expert table, made by moe_plan(), or NULL */
+	uint8_t act;            /* enum exl3_act, never DEFAULT */
+	float limit;            /* 0 = none */
+	float routed_scale;     /* factor of the routed sum, 1 = none */
+	/* per rows entry (op MOE), index i of the work's rows array: */
+	const struct exl3_route {
+		const void *ids;     /* [m, topk] */
+		const void *weights; /* [m, topk] */
+		uint32_t topk;
+		uint8_t ids_dtype, weights_dtype;
+	} *routes;
+};
+
+struct exl3_mla_geometry {
+	uint32_t heads, dim, value_dim; /* dim, value_dim multiples of 16; value = first value_dim of a row */
+	uint32_t topk;                  /* indices per query */
+	uint64_t slots;                 /* rows of the cache */
+	uint64_t cache_stride;          /* bytes from slot to slot */
+	uint32_t indices_stride;        /* bytes from query to query */
+	uint8_t cache_dtype;            /* f16, bf16, e4m3 */
+	uint8_t indices_dtype;          /* i32, i64 */
+	uint16_t reserved;
+};
+
+/* rows[i].x = q [m, heads, dim], rows[i].y = o [m, heads, value_dim], x_stride and y_stride per query. */
+struct exl3_mla_args {
+	const struct exl3_mla_cache {
+		const void *cache;
+		const void *indices; /* [m, topk] */
+		float *lse;          /* [m, heads] natural log, or NULL */
+		float scale, kv_scale;
+	} *caches; /* per rows entry */
+	struct exl3_mla_geometry geometry;
+};
+
+/* One launch. Everything it points to stays valid and unchanged until its exl3_done came. */
+struct exl3_work {
+	uint8_t op;          /* LINEAR, MOE, MLP, MLA_DECODE */
+	bool deterministic;
+	const struct exl3_kernel *kernel; /* NULL: the backend's select() chooses */
+	const struct exl3_rows *rows;     /* [nr_rows] */
+	uint32_t nr_rows;                 /* entries of rows: 1, or one per merged request */
+	union {
+		struct exl3_linear_args linear;
+		struct exl3_moe_args moe;
+		struct exl3_mla_args mla;
+	} u;
+	uint64_t *skipped; /* [nr_rows] host: invalid ids or slots per entry, set before done */
+	void *tag;         /* comes back in exl3_done */
+};
+
+struct exl3_done {
+	void *tag;
+	int result; /* 0, -EOPNOTSUPP (no kernel), -ENOMEM (workspace), -EIO (device lost) */
+	uint64_t exec_ns;
+};
+
+/* A compiled variant. checkkernel and the bench walk all of them. */
+struct exl3_kernel {
+	const char *name;  /* unique in its table, [a-z0-9_]+ */
+	uint8_t op;
+	/* Can it run this? Also false where the device lacks what it needs (AVX-512, sm_90a). */
+	bool (*supports)(const struct exl3_dev *dev, const struct exl3_work *work);
+	/* Runs it (cpu: to the end; cuda: enqueues). 0 or a negative errno. */
+	int (*run)(struct exl3_dev *dev, const struct exl3_work *work);
+};
+
+/* Memory for weights: one per model and device, exportable, so that it can outlive the worker. */
+struct exl3_slab {
+	struct exl3_dev *dev; /* borrowed */
+	void *ptr;            /* device address; cpu: also the host address */
+	size_t bytes;
+	int fd;               /* owned; memfd (cpu) or VMM handle (cuda) */
+	void *priv;
+};
+
+/* Memory that a client maps too. */
+struct exl3_arena {
+	struct exl3_dev *dev;
+	void *dev_ptr;  /* what kernels use */
+	void *host_ptr; /* daemon's own mapping, or NULL */
+	size_t bytes;
+	int fd;         /* owned; sent to the client */
+	void *priv;
+};
+
+struct exl3_dev_options {
+	int ordinal;
+	const char *uuid;        /* cuda; NULL: ordinal counts */
+	int numa_node;           /* -1: not bound */
+	unsigned threads;        /* cpu: OpenMP threads, 0 = cores of the node */
+	uint64_t memory_max;     /* bytes of weights and arenas, 0 = no limit */
+	uint64_t workspace_bytes; /* 0 = default */
+	bool deterministic;
+};
+
+struct exl3_dev_info {
+	char name[128];   /* "NVIDIA H200", or the CPU's model name */
+	char isa[64];     /* "sm_90a", "avx512" */
+	uint64_t memory_total, memory_free; /* bytes */
+	uint64_t slab_bytes, arena_bytes, workspace_bytes; /* held now */
+	unsigned threads;
+};
+
+struct exl3_backend_ops {
+	const char *name; /* also the config key: "cpu", "cuda" */
+	/* Devices here, 0 if none (err says why), or a negative errno. Opens libraries, no context. */
+	int (*probe)(struct exl3_error *err);
+	int (*open)(const struct exl3_dev_options *opt, struct exl3_dev **ret, struct exl3_error *err);
+	struct exl3_dev *(*close)(struct exl3_dev *dev); /* waits for running work; NULL allowed */
+	void (*info)(struct exl3_dev *dev, struct exl3_dev_info *ret);
+
+	/* Zeroed memory of at least @bytes, 2 MiB granularity on cuda. -ENOMEM says needed and free. */
+	int (*slab_new)(struct exl3_dev *dev, size_t bytes, struct exl3_slab **ret,
+			struct exl3_error *err);
+	/* Maps a slab again from its fd (takes the fd on success). */
+	int (*slab_adopt)(struct exl3_dev *dev, int fd, size_t bytes, struct exl3_slab **ret,
+			  struct exl3_error *err);
+	struct exl3_slab *(*slab_free)(struct exl3_slab *slab);
+	/* Copies host bytes into the slab; @src may be reused after slab_sync(). Loader thread. */
+	int (*slab_write)(struct exl3_slab *slab, size_t offset, const void *src, size_t bytes,
+			  struct exl3_error *err);
+	int (*slab_sync)(struct exl3_slab *slab, struct exl3_error *err);
+	int (*slab_read)(struct exl3_slab *slab, size_t offset, void *dst, size_t bytes,
+			 struct exl3_error *err);
+	/* Staging memory that slab_write() copies from fastest (pinned, NUMA-local), page aligned. */
+	void *(*staging_new)(struct exl3_dev *dev, size_t bytes);
+	void (*staging_free)(struct exl3_dev *dev, void *ptr, size_t bytes);
+
+	/* Zeroed, size sealed, mapped on both sides. */
+	int (*arena_new)(struct exl3_dev *dev, size_t bytes, struct exl3_arena **ret,
+			 struct exl3_error *err);
+	struct exl3_arena *(*arena_free)(struct exl3_arena *arena); /* after the last work on it */
+
+	/* Device copy of an expert table for exl3_moe_args.plan; optional (NULL). */
+	int (*moe_plan)(struct exl3_dev *dev, const struct exl3_expert *experts, uint32_t nr_experts,
+			void **ret, struct exl3_error *err);
+	void (*moe_plan_free)(struct exl3_dev *dev, void *plan);
+
+	/* Table entry for this work, or NULL: no kernel. Pure. */
+	const struct exl3_kernel *(*select)(const struct exl3_dev *dev, const struct exl3_work *work);
+	/* -EAGAIN: queue full, nothing happened. */
+	int (*submit)(struct exl3_dev *dev, const struct exl3_work *work);
+	/* Finished work, in any order; never blocks. Count, or -EIO: device lost, all work failed. */
+	int (*poll)(struct exl3_dev *dev, struct exl3_done *done, unsigned max);
+	/* eventfd that becomes readable after work finished while the loop slept; see wake_arm. */
+	int (*event_fd)(struct exl3_dev *dev);
+	/* Before the loop sleeps: true if it may (the next completion writes event_fd). */
+	bool (*wake_arm)(struct exl3_dev *dev);
+
+	const struct exl3_kernel *kernels; /* ends with a NULL name */
+};
+
+extern const struct exl3_backend_ops exl3_backend_cpu;
+extern const struct exl3_backend_ops exl3_backend_cuda; /* only in builds with nvcc */
+
+/* Backend by name, or NULL; "" or "auto": cuda if it has a device, else cpu. kernels/select.c */
+const struct exl3_backend_ops *exl3_backend_find(const char *name);
+/* All compiled backends; ends with NULL. */
+extern const struct exl3_backend_ops *const exl3_backends[];
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * launch.h - the CUDA kernels' host side: what a launch needs, with device pointers, on a stream.
+ *
+ * Internal to kernels/cuda, its tests and its benchmark; backend_cuda.cu turns struct exl3_work into
+ * these. Nothing here synchronises or allocates; every function only enqueues (so it can be captured
+ * into a CUDA graph) and returns 0, -EOPNOTSUPP (shape or type not covered), -ENOMEM (workspace too
+ * small), or -EIO (CUDA error). Arguments were checked by the caller.
+ */
+#ifndef EXL3_KERNELS_CUDA_LAUNCH_H
+#define EXL3_KERNELS_CUDA_LAUNCH_H
+
+#include "kernels/backend.h"
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define EXL3_CUDA_SHARDS_MAX 8
+
+/* Where one row comes from and goes to: the row table that lets rows of several clients share a launch. */
+struct exl3_cuda_row {
+	const void *x;
+	void *y;
+	uint8_t x_dtype, y_dtype;
+	uint8_t stored; /* x and y have stored sizes */
+	uint8_t pad[5];
+};
+
+struct exl3_cuda_linear {
+	struct exl3_matrix shard[EXL3_CUDA_SHARDS_MAX]; /* by value: device pointers */
+	uint32_t nr_shards;
+	uint32_t m; /* 1..EXL3_M_MAX */
+	/* Either a table of m rows in device memory ... */
+	const struct exl3_cuda_row *table;
+	/* ... or (table NULL) rows of one operand. */
+	const void *x;
+	void *y;
+	uint32_t x_stride, y_stride; /* bytes */
+	uint8_t x_dtype, y_dtype;
+	bool stored;
+	bool deterministic; /* split and order of summation depend on m and the shapes alone */
+	void *ws;           /* device workspace; the first EXL3_CUDA_WS_ZERO bytes are zero before the
+	                     * first launch and are left zero by every launch */
+	size_t ws_bytes;
+	int device_sms;
+	int device_cc;      /* 90 for compute capability 9.0 */
+};
+
+#define EXL3_CUDA_WS_ZERO (1u << 20)
+
+/* A variant: one line of the tables that the bench and checkkernel walk. */
+struct exl3_cuda_linear_kernel {
+	const char *name;
+	bool (*supports)(const struct exl3_cuda_linear *a);
+	size_t (*ws_bytes)(const struct exl3_cuda_linear *a);
+	int (*launch)(const struct exl3_cuda_linear *a, cudaStream_t stream);
+};
+
+/* Tables end with a NULL name. */
+extern const struct exl3_cuda_linear_kernel exl3_cuda_gemv_kernels[]; /* gemv.cu: m <= 32 */
+extern const struct exl3_cuda_linear_kernel exl3_cuda_gemm_kernels[]; /* gemm.cu: any m */
+
+#ifdef __cplusplus
+}
+#endif
+#endif
