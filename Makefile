@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+# Makefile - everything is built, tested and installed from here; `make help` lists what there is.
+
+VERSION := 0.1.0
+SAN     ?=
+BUILD   ?= build$(if $(SAN),-$(firstword $(subst $(comma), ,$(SAN))))
+WERROR  ?= 1
+V       ?= 0
+comma   := ,
+
+DESTDIR ?=
+PREFIX  ?= /usr/local
+LIBDIR  ?= $(PREFIX)/lib
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
+TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
+SYSCONFDIR  ?= /etc
+
+CC     ?= gcc
+CLANG  ?= clang
+PYTHON ?= /usr/bin/python3
+NVCC   ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc))
+CUDA_ARCHS ?= 90a
+Q      := $(if $(filter 0,$(V)),@,)
+say     = $(if $(filter 0,$(V)),@printf '  %-7s %s\n' $(1) $(2))
+
+# ---- what this machine has -------------------------------------------------------------------
+# Names as pkg-config knows them. The packages of a Debian machine stand in tests/deps.sh.
+PKGS_DAEMON := liburing libprotobuf-c numa inih libcjson libsystemd libxxhash
+PKGS_CLIENT := libprotobuf-c
+PKGS_CTL    := libcjson
+PKGS_TEST   := cmocka
+PKGS        := $(sort $(PKGS_DAEMON) $(PKGS_CTL))
+MISSING     := $(strip $(foreach p,$(PKGS),$(if $(shell pkg-config --exists $(p) 2>/dev/null && echo y),,$(p))))
+pkg_cflags   = $(shell pkg-config --cflags $(1) 2>/dev/null)
+pkg_libs     = $(shell pkg-config --libs $(1) 2>/dev/null)
+
+# ---- flags -----------------------------------------------------------------------------------
+WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef -Wformat=2 \
+	$(if $(filter 1,$(WERROR)),-Werror)
+SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer $(if $(findstring undefined,$(SAN)),-fno-sanitize-recover=undefined))
+HARDEN   := $(if $(SAN),,-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3)
+CFLAGS   ?= -O2 -g
+ALL_CFLAGS := -std=c11 -D_GNU_SOURCE $(CFLAGS) $(WARN) -fno-common -fvisibility=hidden \
+	-fstack-protector-strong -fPIC -fopenmp-simd $(HARDEN) $(SANFLAGS) -I. -Iclient -I$(BUILD)/gen \
+	-DEXL3_DAEMON_VERSION='"$(VERSION)"'
+ALL_LDFLAGS := $(LDFLAGS) $(SANFLAGS) -Wl,-z,relro,-z,now
+NVCCFLAGS ?= -O3
+# On sm_80, 86, 89, 100 and 120 the portable kernels run; the Hopper ones are compiled for 90a only.
+cuda_gencode = -gencode arch=compute_$(1),code=sm_$(1)
+ALL_NVCCFLAGS := -std=c++17 $(NVCCFLAGS) -lineinfo --threads 2 -Werror all-warnings -I. \
+	$(foreach a,$(CUDA_ARCHS),$(call cuda_gencode,$(a))) -Xcompiler -fPIC,-fvisibility=hidden,-Wall \
+	-cudart static
+
+# ---- sources ---------------------------------------------------------------------------------
+GEN        := $(BUILD)/gen/proto/exl3.pb-c.c
+SHM_SRC    := $(wildcard shm/*.c)
+PROTO_SRC  := $(wildcard proto/*.c)
+KERNEL_SRC := $(wildcard kernels/*.c kernels/cpu/*.c)
+DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c))
+CTL_SRC    := $(wildcard client/exl3ctl*.c client/npy.c)
+CLIENT_SRC := $(filter-out $(CTL_SRC),$(wildcard client/*.c))
+EXAMPLE_COMMON := $(wildcard client/examples/common_*.c)
+EXAMPLES   := $(filter-out $(EXAMPLE_COMMON),$(wildcard client/examples/*.c))
+UNIT       := $(wildcard tests/unit/test_*.c)
+UNIT_COMMON := $(filter-out $(UNIT),$(wildcard tests/unit/*.c))
+STRESS     := $(wildcard tests/stress/*.c)
+CHECKKERNEL := $(wildcard tests/checkkernel/*.c)
+FUZZ       := $(wildcard tests/fuzz/fuzz_*.c)
+HELPERS    := $(wildcard tests/integration/*.c tests/fault/*.c)
+BENCH      := $(wildcard bench/*.c)
+CUDA_SRC   := $(wildcard kernels/cuda/*.cu kernels/cuda/inst/*.cu)
+GPU_TESTS  := $(wildcard tests/gpu/check_*.cu)
+GPU_FACTS  := $(wildcard tests/gpu/facts/*.cu tests/gpu/facts/*.c)
+GPU_BENCH  := $(wildcard bench/*.cu)
+
+obj = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
+LIB_OBJ    := $(call obj,$(SHM_SRC) $(PROTO_SRC)) $(BUILD)/obj/gen/exl3.pb-c.o
+KERNEL_OBJ := $(call obj,$(KERNEL_SRC))
+DAEMON_OBJ := $(call obj,$(DAEMON_SRC))
+CLIENT_OBJ := $(call obj,$(CLIENT_SRC))
+CTL_OBJ    := $(call obj,$(CTL_SRC))
+CUDA_OBJ   := $(patsubst %.cu,$(BUILD)/obj/%.cu.o,$(CUDA_SRC))
+
+DAEMON_LIBS := $(call pkg_libs,$(PKGS_DAEMON)) -lnuma -ldl -lm -lgomp -lpthread
+CLIENT_LIBS := $(call pkg_libs,$(PKGS_CLIENT)) -lpthread
+
+PROGRAMS := $(BUILD)/exl3-daemon $(BUILD)/exl3ctl $(BUILD)/libexl3.so $(BUILD)/libexl3.a \
+	$(EXAMPLES:client/examples/%.c=$(BUILD)/examples/%)
+
+.DEFAULT_GOAL := all
+.SECONDARY:
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+all: probe $(PROGRAMS) ## everything that runs without a GPU
+.PHONY: all
+
+probe:
+	@$(if $(MISSING),echo "missing: $(MISSING); 'make deps' installs it" >&2; exit 1,:)
+.PHONY: probe
+
+# ---- rules -----------------------------------------------------------------------------------
+# Objects depend on a file that holds their flags, so a changed flag rebuilds them.
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D)
+	@printf '%s\n' '$(CC) $(subst ','\'',$(ALL_CFLAGS)) $(ALL_LDFLAGS)' | cmp -s - $@ || \
+		printf '%s\n' '$(CC) $(subst ','\'',$(ALL_CFLAGS)) $(ALL_LDFLAGS)' > $@
+$(BUILD)/nvflags: FORCE
+	@mkdir -p $(@D)
+	@printf '%s\n' '$(NVCC) $(ALL_NVCCFLAGS)' | cmp -s - $@ || printf '%s\n' '$(NVCC) $(ALL_NVCCFLAGS)' > $@
+FORCE:
+.PHONY: FORCE
+
+$(GEN): proto/exl3.proto
+	$(call say,PROTOC,$<)
+	@mkdir -p $(BUILD)/gen
+	$(Q)protoc-c --proto_path=. --c_out=$(BUILD)/gen $<
+$(BUILD)/gen/proto/exl3.pb-c.h: $(GEN)
+
+$(BUILD)/obj/gen/exl3.pb-c.o: $(GEN) $(BUILD)/flags
+	$(call say,CC,$<)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(filter-out -W%,$(ALL_CFLAGS)) -Wno-all -c -o $@ $<
+
+%_avx2.o: ISA := -mavx2 -mfma -mf16c -mbmi2
+%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mbmi2
+$(BUILD)/obj/kernels/cpu/%.o: OPT := -O3 -fopenmp
+$(BUILD)/obj/kernels/cpu/ref.o: OPT := -O2
+$(BUILD)/obj/client/exl3ctl%.o $(BUILD)/obj/client/npy.o: OPT :=
+
+$(BUILD)/obj/%.o: %.c $(BUILD)/flags | $(GEN)
+	$(call say,CC,$<)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_CFLAGS) $(OPT) $(ISA) $(call pkg_cflags,$(PKGS)) -MMD -MP -c -o $@ $<
+
+$(BUILD)/obj/%.cu.o: %.cu $(BUILD)/nvflags
+	$(call say,NVCC,$<)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+# Internal archives: what the daemon, the tests and the bench link. libexl3 is the public one.
+$(BUILD)/libshm.a: $(LIB_OBJ)
+$(BUILD)/libkernels.a: $(KERNEL_OBJ)
+$(BUILD)/libdaemon.a: $(DAEMON_OBJ)
+$(BUILD)/libexl3.a: $(CLIENT_OBJ) $(LIB_OBJ)
+$(BUILD)/libctl.a: $(call obj,$(wildcard client/npy.c))
+$(BUILD)/%.a:
+	$(call say,AR,$@)
+	@mkdir -p $(@D)
+	$(Q)rm -f $@ && ar rcs $@ $^
+
+$(BUILD)/libexl3.so: $(CLIENT_OBJ) $(LIB_OBJ) client/libexl3.map
+	$(call say,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) -shared -Wl,-soname,libexl3.so.0 -Wl,--version-script=client/libexl3.map \
+		$(if $(SAN),,-Wl,--no-undefined) -o $@ $(CLIENT_OBJ) $(LIB_OBJ) $(CLIENT_LIBS)
+	$(Q)ln -sf libexl3.so $(BUILD)/libexl3.so.0
+
+DAEMON_PARTS := $(BUILD)/libdaemon.a $(BUILD)/libkernels.a $(BUILD)/libshm.a
+$(BUILD)/exl3-daemon: $(BUILD)/obj/daemon/main.o $(DAEMON_PARTS)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) -pie -rdynamic -o $@ $(BUILD)/obj/daemon/main.o \
+		-Wl,--start-group $(DAEMON_PARTS) -Wl,--end-group $(DAEMON_LIBS)
+
+$(BUILD)/exl3ctl: $(CTL_OBJ) $(BUILD)/libexl3.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) -pie -o $@ $^ $(CLIENT_LIBS) $(call pkg_libs,$(PKGS_CTL)) -lm
+
+$(BUILD)/examples/%: $(BUILD)/obj/client/examples/%.o $(call obj,$(EXAMPLE_COMMON)) $(BUILD)/libexl3.a
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_LDFLAGS) -pie -o $@ $^ $(CLIENT_LIBS) -lcjson -lm
+
+# Tests and benchmarks may link everything; archives give them what they use.
+TEST_PARTS := $(DAEMON_PARTS) $(BUILD)/libexl3.a $(BUILD)/libctl.a
+define test_link
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) -Wl,--start-group $(TEST_PARTS) -Wl,--end-group \
+		$(1) $(DAEMON_LIBS)
+endef
+$(BUILD)/tests/unit/%: $(BUILD)/obj/tests/unit/%.o $(call obj,$(UNIT_COMMON)) $(TEST_PARTS)
+	$(call test_link,$(call pkg_libs,$(PKGS_TEST)))
+$(BUILD)/tests/checkkernel/checkkernel: $(call obj,$(CHECKKERNEL)) $(TEST_PARTS)
+	$(call test_link)
+$(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_PARTS)
+	$(call test_link)
+# OpenBLAS is measured against, never used.
+$(BUILD)/bench/%: $(BUILD)/obj/bench/%.o $(TEST_PARTS)
+	$(call test_link,$(if $(filter %kernel_cpu,$@),-lopenblas))
+
+$(BUILD)/tests/gpu/%: tests/gpu/%.cu $(CUDA_OBJ) $(BUILD)/nvflags
+	$(call say,NVCC,$@)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -o $@ $< $(CUDA_OBJ) -ldl
+$(BUILD)/bench/%_cuda: bench/%_cuda.cu $(CUDA_OBJ) $(BUILD)/nvflags
+	$(call say,NVCC,$@)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -o $@ $< $(CUDA_OBJ) -ldl
+
+# ---- goals -----------------------------------------------------------------------------------
+deps: ## install the Debian packages that are missing (root or sudo), or say which
+	@tests/deps.sh
+.PHONY: deps
+
+demo: ## install what is missing, build, and serve two small language models on the CPU
+	@tests/deps.sh
+	@$(MAKE) --no-print-directory -j$(shell nproc) all
+	@tests/demo.sh $(BUILD)
+.PHONY: demo
+
+tests: probe $(UNIT:%.c=$(BUILD)/%) $(STRESS:%.c=$(BUILD)/%) $(HELPERS:%.c=$(BUILD)/%) \
+	$(if $(CHECKKERNEL),$(BUILD)/tests/checkkernel/checkkernel) ## build the tests
+.PHONY: tests
+
+bench: probe $(BENCH:%.c=$(BUILD)/%) ## build the benchmarks
+.PHONY: bench
+
+check: ## install what is missing, build, and run all tests (also under sanitizers)
+	@tests/deps.sh
+	@MAKE='$(MAKE)' NVCC='$(NVCC)' PYTHON='$(PYTHON)' tests/check.sh
+.PHONY: check
+
+FUZZ_BIN := $(FUZZ:tests/fuzz/%.c=$(BUILD)/fuzz/%)
+fuzz: $(FUZZ_BIN) ## build the libFuzzer targets (needs clang)
+.PHONY: fuzz
+# One compile per target: coverage instrumentation has to reach everything that it links.
+$(BUILD)/fuzz/%: tests/fuzz/%.c $(SHM_SRC) $(PROTO_SRC) $(DAEMON_SRC) $(KERNEL_SRC) $(CLIENT_SRC) $(GEN) $(BUILD)/flags
+	$(call say,FUZZ,$@)
+	@mkdir -p $(@D)
+	$(Q)$(MAKE) --no-print-directory BUILD=$(BUILD)/fuzzobj CC='$(CLANG)' CFLAGS='-O1 -g' \
+		SAN=fuzzer-no-link,address,undefined WERROR=0 $(BUILD)/fuzzobj/libdaemon.a $(BUILD)/fuzzobj/libkernels.a \
+		$(BUILD)/fuzzobj/libshm.a $(BUILD)/fuzzobj/libexl3.a $(BUILD)/fuzzobj/libctl.a >/dev/null
+	$(Q)$(CLANG) -std=c11 -D_GNU_SOURCE -O1 -g -fsanitize=fuzzer,address,undefined -I. -Iclient -I$(BUILD)/gen \
+		$(call pkg_cflags,$(PKGS)) -o $@ $< -Wl,--start-group $(BUILD)/fuzzobj/*.a -Wl,--end-group $(DAEMON_LIBS)
+
+cuda: $(if $(NVCC),$(CUDA_OBJ) $(GPU_TESTS:%.cu=$(BUILD)/%) $(GPU_BENCH:%.cu=$(BUILD)/%),no-nvcc) ## kernels, tests and benchmarks for CUDA_ARCHS
+no-nvcc:
+	@echo "nvcc not found: the CUDA backend is left out" >&2
+.PHONY: cuda no-nvcc
+
+all-archs: ## compile the CUDA code for every architecture
+	$(Q)for a in 80 86 89 90a 100 120; do \
+		$(MAKE) --no-print-directory CUDA_ARCHS=$$a BUILD=$(BUILD)/sm_$$a cuda || exit 1; done
+.PHONY: all-archs
+
+install: all ## honours DESTDIR, PREFIX, LIBDIR, UNITDIR
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/include \
+		$(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(UNITDIR) $(DESTDIR)$(SYSUSERSDIR) $(DESTDIR)$(TMPFILESDIR) \
+		$(foreach s,1 3 5 8,$(DESTDIR)$(PREFIX)/share/man/man$(s))
+	install -m 755 $(BUILD)/exl3-daemon $(DESTDIR)$(PREFIX)/sbin/
+	install -m 755 $(BUILD)/exl3ctl $(DESTDIR)$(PREFIX)/bin/
+	install -m 755 $(BUILD)/libexl3.so $(DESTDIR)$(LIBDIR)/libexl3.so.$(VERSION)
+	ln -sf libexl3.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libexl3.so.0
+	ln -sf libexl3.so.0 $(DESTDIR)$(LIBDIR)/libexl3.so
+	install -m 644 $(BUILD)/libexl3.a $(DESTDIR)$(LIBDIR)/
+	# One public header: the ABI is put in place of its include line.
+	sed -e '/#include "shm\/exl3_abi.h"/{r shm/exl3_abi.h' -e 'd}' client/exl3.h > $(BUILD)/exl3.h
+	install -m 644 $(BUILD)/exl3.h $(DESTDIR)$(PREFIX)/include/exl3.h
+	sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@VERSION@|$(VERSION)|g' \
+		client/exl3.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/exl3.pc
+	for u in systemd/*.service systemd/*.socket; do \
+		sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@SYSCONFDIR@|$(SYSCONFDIR)|g' $$u > $(DESTDIR)$(UNITDIR)/$${u##*/}; done
+	for f in systemd/*sysusers*.conf; do [ ! -e $$f ] || install -m 644 $$f $(DESTDIR)$(SYSUSERSDIR)/exl3-daemon.conf; done
+	for f in systemd/*tmpfiles*.conf; do [ ! -e $$f ] || install -m 644 $$f $(DESTDIR)$(TMPFILESDIR)/exl3-daemon.conf; done
+	for m in client/man/*.[1358]; do \
+		[ ! -e $$m ] || install -m 644 $$m $(DESTDIR)$(PREFIX)/share/man/man$${m##*.}/; done
+.PHONY: install
+
+format: ## clang-format on everything that is ours
+	$(Q)git ls-files '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
+.PHONY: format
+
+clean: ## remove the build folders
+	rm -rf build build-*
+.PHONY: clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@echo "  knobs: SAN=address,undefined | SAN=thread, BUILD=DIR, CUDA_ARCHS='90a 80', WERROR=0, V=1, DESTDIR=, PREFIX="
+.PHONY: help
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
