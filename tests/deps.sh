@@ -3,7 +3,7 @@
 # deps.sh - installs the Debian packages that the build and the tests need, or says which are missing.
 set -u
 packages="gcc make pkg-config protobuf-c-compiler libprotobuf-c-dev liburing-dev libnuma-dev libinih-dev
-libcjson-dev libsystemd-dev libxxhash-dev libcmocka-dev libgomp1 libopenblas-dev python3 clang libclang-rt-14-dev"
+libcjson-dev libsystemd-dev libxxhash-dev libcmocka-dev libgomp1 libopenblas-dev python3 clang libclang-rt-dev"
 missing=
 for p in $packages; do
 	case $(dpkg-query -W -f='${Status}' "$p" 2>/dev/null) in

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# check.sh - builds and runs every test that needs no GPU; one line per step, counts last.
+#
+# Each step has a time limit and a log under build/check/; the log of a failed step is shown.
+# Exit status 77 of a test means skipped, and its last line says what was missing.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+make=${MAKE:-make}
+logs=build/check
+jobs=$(nproc)
+passed=0 failed=0 skipped=0 start=$SECONDS
+mkdir -p $logs
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$jobs}
+export ASAN_OPTIONS=protect_shadow_gap=0:detect_leaks=1:abort_on_error=1
+export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tests/tsan.supp
+
+# step SECONDS NAME COMMAND... - one test; a step's name is also its log's.
+step() {
+	local limit=$1 name=$2 log t=$SECONDS rc
+	shift 2
+	log=$logs/$(printf %s "$name" | tr ' /' '__').log
+	timeout -k 10 "$limit" "$@" </dev/null >"$log" 2>&1
+	rc=$?
+	case $rc in
+	0) passed=$((passed + 1)) what=ok ;;
+	77) skipped=$((skipped + 1)) what="skipped: $(tail -n 1 "$log")" ;;
+	124 | 137) failed=$((failed + 1)) what="FAILED: over its limit of $limit s" ;;
+	*) failed=$((failed + 1)) what="FAILED (status $rc)" ;;
+	esac
+	printf '%-52s %s (%d s)\n' "$name" "$what" $((SECONDS - t))
+	case $rc in 0 | 77) ;; *) tail -n 60 "$log" | sed 's/^/    /' ;; esac
+	return $rc
+}
+
+# run_dir LABEL BUILD DIR LIMIT - every program of a test folder.
+run_dir() {
+	local src name
+	for src in tests/"$3"/*.c; do
+		name=$(basename "$src" .c)
+		[ -x "$2/tests/$3/$name" ] || continue
+		step "$4" "$1 $3/$name" "$2/tests/$3/$name"
+	done
+}
+
+build() { # LABEL ARGS...
+	local label=$1
+	shift
+	step 900 "build $label" $make --no-print-directory -j"$jobs" "$@" all tests || {
+		echo "$passed passed, $failed failed, $skipped skipped"
+		exit 1
+	}
+}
+
+build plain
+run_dir plain build unit 120
+run_dir plain build stress 120
+step 300 "kernels against the reference" build/tests/checkkernel/checkkernel --quick
+step 300 "integration" "${PYTHON:-python3}" tests/integration/run.py --build build
+step 240 "demo" tests/demo.sh build
+step 60 "install" $make --no-print-directory install DESTDIR="$PWD/$logs/root"
+step 60 "installed header and library" tests/install_check.sh "$logs/root"
+
+build "address,undefined" SAN=address,undefined
+run_dir asan build-address unit 240
+step 300 "asan kernels" build-address/tests/checkkernel/checkkernel --quick --tiny
+step 400 "asan integration" "${PYTHON:-python3}" tests/integration/run.py --build build-address --short
+
+build thread SAN=thread
+run_dir tsan build-thread stress 240
+step 400 "tsan integration" "${PYTHON:-python3}" tests/integration/run.py --build build-thread --short
+
+if command -v clang >/dev/null 2>&1; then
+	if step 900 "build fuzz targets" $make --no-print-directory -j"$jobs" fuzz; then
+		for f in build/fuzz/fuzz_*; do
+			case $f in *.d | *obj*) continue ;; esac
+			name=$(basename "$f")
+			mkdir -p build/corpus/"$name"
+			step 60 "fuzz $name" "$f" -max_total_time=8 -rss_limit_mb=2048 -timeout=10 -close_fd_mask=1 \
+				build/corpus/"$name" $([ -d tests/fuzz/corpus/"${name#fuzz_}" ] && echo tests/fuzz/corpus/"${name#fuzz_}")
+		done
+	fi
+else
+	skipped=$((skipped + 1))
+	echo "fuzz targets: skipped, clang is not installed"
+fi
+
+if [ -n "${NVCC:-}" ]; then
+	step 600 "CUDA smoke list compiles" $make --no-print-directory -j"$jobs" BUILD=build/smoke cuda-smoke
+else
+	skipped=$((skipped + 1))
+	echo "CUDA code: skipped, nvcc is not installed"
+fi
+
+echo "$((SECONDS - start)) seconds"
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]

@@ -1,0 +1,33 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# install_check.sh ROOT - a program that sees only what `make install` put under ROOT compiles, links and starts.
+set -eu
+root=$(cd "$1" && pwd)/usr/local
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+cat >"$dir/a.c" <<'C'
+#include <exl3.h>
+#include <stdio.h>
+int main(void)
+{
+	struct exl3_client *c = NULL;
+	int ret = exl3_connect("/nonexistent/socket", NULL, &c);
+
+	printf("%d %s\n", ret, exl3_last_error());
+	return ret < 0 && c == NULL ? 0 : 1;
+}
+C
+gcc -std=c11 -Wall -Wextra -Werror -I"$root/include" -o "$dir/shared" "$dir/a.c" -L"$root/lib" -lexl3
+gcc -std=c11 -I"$root/include" -o "$dir/static" "$dir/a.c" "$root/lib/libexl3.a" -lprotobuf-c -lpthread
+LD_LIBRARY_PATH="$root/lib" "$dir/shared"
+"$dir/static"
+"$root/bin/exl3ctl" version --client 2>/dev/null || "$root/bin/exl3ctl" version || [ $? = 4 ]
+# Only the public API is exported.
+if nm -D --defined-only "$root/lib/libexl3.so" | awk '$2 ~ /[TDBR]/ { sub(/@.*/, "", $3); print $3 }' | grep -v '^exl3_' | grep -v '^EXL3_'; then
+	echo "libexl3.so exports names that are not exl3_*" >&2
+	exit 1
+fi
+for f in bin/exl3ctl sbin/exl3-daemon lib/libexl3.so.0 lib/pkgconfig/exl3.pc lib/systemd/system/exl3-daemon@.service \
+	lib/systemd/system/exl3-daemon@.socket share/man/man8/exl3-daemon.8 share/man/man1/exl3ctl.1; do
+	[ -e "$root/$f" ] || { echo "not installed: $f" >&2; exit 1; }
+done
