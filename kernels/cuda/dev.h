@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dev.h - one GPU as the CUDA backend holds it; shared by memory.cu, lower.cu and backend_cuda.cu. */
+#ifndef EXL3_KERNELS_CUDA_DEV_H
+#define EXL3_KERNELS_CUDA_DEV_H
+
+#include "kernels/backend.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/executor.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+/* Work that the executor may have in flight on the stream at once. */
+#define EXL3_CUDA_SLOTS 64
+
+/* Rows of merged requests in one launch; a longer table is -EOPNOTSUPP (the scheduler never makes one). */
+#define EXL3_CUDA_TABLE_ROWS EXL3_M_MAX
+
+/* Entries (requests) of one merged launch whose skip counters fit a slot. */
+#define EXL3_CUDA_ENTRIES 256
+
+/* The driver API, found through the runtime: no link-time need for libcuda. */
+struct exl3_cuda_driver {
+	CUresult (*MemGetAllocationGranularity)(size_t *, const CUmemAllocationProp *,
+						CUmemAllocationGranularity_flags);
+	CUresult (*MemCreate)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
+			      unsigned long long);
+	CUresult (*MemRelease)(CUmemGenericAllocationHandle);
+	CUresult (*MemAddressReserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+	CUresult (*MemAddressFree)(CUdeviceptr, size_t);
+	CUresult (*MemMap)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle,
+			   unsigned long long);
+	CUresult (*MemUnmap)(CUdeviceptr, size_t);
+	CUresult (*MemSetAccess)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+	CUresult (*MemExportToShareableHandle)(void *, CUmemGenericAllocationHandle,
+					       CUmemAllocationHandleType, unsigned long long);
+	CUresult (*MemImportFromShareableHandle)(CUmemGenericAllocationHandle *, void *,
+						 CUmemAllocationHandleType);
+	CUresult (*StreamWriteValue32)(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
+	CUresult (*GetErrorString)(CUresult, const char **);
+};
+
+/* What one work in flight needs beside its arguments; pinned and device parts made at open. */
+struct exl3_cuda_slot {
+	const struct exl3_work *work;
+	uint32_t *done;             /* pinned word, borrowed from dev->pinned: the stream writes seq there */
+	uint32_t seq;
+	uint64_t launched_ns;
+	uint64_t *skipped;          /* [EXL3_CUDA_ENTRIES], pinned; kernels add to it */
+	uint64_t *skipped_dev;      /* the same, as kernels address it */
+	struct exl3_cuda_row *table; /* [EXL3_CUDA_TABLE_ROWS], pinned; copied to table_dev on the stream */
+	struct exl3_cuda_row *table_dev;
+	uint32_t nr_table;
+	int result;                 /* of the launch; a failed one completes at once */
+};
+
+struct exl3_dev {
+	int ordinal;
+	int cc;                /* 90 for compute capability 9.0 */
+	int sms;
+	char name[128], isa[64];
+	struct exl3_cuda_driver cu;
+	cudaStream_t stream;   /* all requests, in order */
+	cudaStream_t copy;     /* the loader's */
+	char *ws;              /* device workspace of the stream; first EXL3_CUDA_WS_ZERO bytes stay zero */
+	size_t ws_bytes;
+	char *pinned;          /* done words, skip counters, row tables */
+	size_t pinned_bytes;
+	char *tables;          /* device copies of the row tables */
+	struct exl3_cuda_slot slot[EXL3_CUDA_SLOTS];
+	uint64_t memory_max;   /* 0 = none */
+	uint64_t slab_bytes, arena_bytes; /* atomics */
+	bool deterministic;
+	struct exl3_executor *exec; /* owned */
+	bool lost;             /* executor thread only: a device error was seen */
+	uint32_t head, tail;   /* executor thread only: slots in flight, oldest at head */
+};
+
+/* memory.cu; contracts in kernels/backend.h */
+int exl3_cuda_driver_load(struct exl3_cuda_driver *cu, struct exl3_error *err);
+int exl3_cuda_slab_new(struct exl3_dev *dev, size_t bytes, struct exl3_slab **ret,
+		       struct exl3_error *err);
+int exl3_cuda_slab_adopt(struct exl3_dev *dev, int fd, size_t bytes, struct exl3_slab **ret,
+			 struct exl3_error *err);
+struct exl3_slab *exl3_cuda_slab_free(struct exl3_slab *slab);
+int exl3_cuda_slab_write(struct exl3_slab *slab, size_t offset, const void *src, size_t bytes,
+			 struct exl3_error *err);
+int exl3_cuda_slab_sync(struct exl3_slab *slab, struct exl3_error *err);
+int exl3_cuda_slab_read(struct exl3_slab *slab, size_t offset, void *dst, size_t bytes,
+			struct exl3_error *err);
+void *exl3_cuda_staging_new(struct exl3_dev *dev, size_t bytes);
+void exl3_cuda_staging_free(struct exl3_dev *dev, void *ptr, size_t bytes);
+int exl3_cuda_arena_new(struct exl3_dev *dev, size_t bytes, struct exl3_arena **ret,
+			struct exl3_error *err);
+struct exl3_arena *exl3_cuda_arena_free(struct exl3_arena *arena);
+
+/* lower.cu: enqueues @slot->work on dev->stream. 0, -EOPNOTSUPP, -ENOMEM (workspace), -EIO. */
+int exl3_cuda_lower(struct exl3_dev *dev, struct exl3_cuda_slot *slot);
+/* Names of all variants as backend kernels; ends with a NULL name. */
+extern const struct exl3_kernel *const exl3_cuda_kernels;
+const struct exl3_kernel *exl3_cuda_select(const struct exl3_dev *dev, const struct exl3_work *work);
+
+/* -EIO with the CUDA error's name and text, or 0. */
+int exl3_cuda_err(struct exl3_error *err, cudaError_t e, const char *what);
+
+#endif

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* executor.c - the work and done rings of one device and the thread between them. */
+#include "kernels/executor.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+struct exl3_executor {
+	const struct exl3_executor_ops *ops; /* borrowed, static */
+	void *arg;                           /* borrowed from the device */
+	pthread_t thread;
+	bool started;
+	uint64_t spin_ns;
+	int event_fd; /* owned; written by the executor, read by the loop */
+
+	/* Work ring: tail is the loop's, head the executor's. */
+	_Alignas(64) uint32_t work_tail;
+	_Alignas(64) uint32_t work_head;
+	_Alignas(64) uint32_t asleep; /* executor */
+	uint32_t stop;                /* loop */
+	/* Done ring: tail is the executor's, head the loop's. */
+	_Alignas(64) uint32_t done_tail;
+	_Alignas(64) uint32_t done_head;
+	_Alignas(64) uint32_t armed;  /* loop */
+	uint32_t accepted;            /* loop thread only: submitted and not yet polled */
+	const struct exl3_work *work[EXL3_EXECUTOR_QUEUE];
+	struct exl3_done done[EXL3_EXECUTOR_QUEUE];
+};
+
+static void futex_wait(uint32_t *word, uint32_t value)
+{
+	syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+static void futex_wake(uint32_t *word)
+{
+	syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+static inline void relax(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
+/* Waits for the next work: its ring index is *head. false: stopped and empty. */
+static bool next_work(struct exl3_executor *ex, uint32_t head)
+{
+	uint64_t until = exl3_now_ns() + ex->spin_ns;
+
+	for (;;) {
+		uint32_t tail = __atomic_load_n(&ex->work_tail, __ATOMIC_ACQUIRE);
+
+		if (tail != head)
+			return true;
+		if (__atomic_load_n(&ex->stop, __ATOMIC_ACQUIRE))
+			return false;
+		if (exl3_now_ns() < until) {
+			relax();
+			continue;
+		}
+		__atomic_store_n(&ex->asleep, 1, __ATOMIC_SEQ_CST);             /* E0 */
+		tail = __atomic_load_n(&ex->work_tail, __ATOMIC_SEQ_CST);
+		if (tail == head && !__atomic_load_n(&ex->stop, __ATOMIC_SEQ_CST))
+			futex_wait(&ex->asleep, 1);
+		__atomic_store_n(&ex->asleep, 0, __ATOMIC_SEQ_CST);
+		until = exl3_now_ns() + ex->spin_ns;
+	}
+}
+
+static void *executor_main(void *arg)
+{
+	struct exl3_executor *ex = arg;
+	uint32_t head = 0;
+	unsigned in_flight = 0;
+
+	if (ex->ops->start)
+		ex->ops->start(ex->arg);
+	for (;;) {
+		bool begun = false;
+
+		/* With something in flight only look; with nothing, wait. */
+		if (in_flight ? __atomic_load_n(&ex->work_tail, __ATOMIC_ACQUIRE) != head :
+				next_work(ex, head)) {
+			begun = ex->ops->begin(ex->arg, ex->work[head & (EXL3_EXECUTOR_QUEUE - 1)]);
+			if (begun)
+				__atomic_store_n(&ex->work_head, ++head, __ATOMIC_RELEASE);
+		} else if (!in_flight) {
+			return NULL;
+		}
+		if (ex->ops->progress)
+			in_flight = ex->ops->progress(ex->arg);
+		if (in_flight && !begun)
+			relax();
+	}
+}
+
+void exl3_executor_done(struct exl3_executor *ex, void *tag, int result, uint64_t exec_ns)
+{
+	uint32_t tail = ex->done_tail;
+	const uint64_t one = 1;
+
+	ex->done[tail & (EXL3_EXECUTOR_QUEUE - 1)] = (struct exl3_done){tag, result, exec_ns};
+	__atomic_store_n(&ex->done_tail, tail + 1, __ATOMIC_SEQ_CST);           /* E1 */
+	if (__atomic_load_n(&ex->armed, __ATOMIC_SEQ_CST) &&
+	    __atomic_exchange_n(&ex->armed, 0, __ATOMIC_SEQ_CST)) {
+		ssize_t n = write(ex->event_fd, &one, sizeof(one));
+
+		(void)n; /* our own non-blocking eventfd: full means it is readable already */
+	}
+}
+
+int exl3_executor_submit(struct exl3_executor *ex, const struct exl3_work *work)
+{
+	uint32_t tail = ex->work_tail;
+
+	if (ex->accepted == EXL3_EXECUTOR_QUEUE)
+		return -EAGAIN;
+	ex->accepted++;
+	ex->work[tail & (EXL3_EXECUTOR_QUEUE - 1)] = work;
+	__atomic_store_n(&ex->work_tail, tail + 1, __ATOMIC_SEQ_CST);           /* E0 */
+	if (__atomic_load_n(&ex->asleep, __ATOMIC_SEQ_CST) &&
+	    __atomic_exchange_n(&ex->asleep, 0, __ATOMIC_SEQ_CST))
+		futex_wake(&ex->asleep);
+	return 0;
+}
+
+int exl3_executor_poll(struct exl3_executor *ex, struct exl3_done *done, unsigned max)
+{
+	uint32_t head = ex->done_head;
+	uint32_t n = __atomic_load_n(&ex->done_tail, __ATOMIC_ACQUIRE) - head;
+
+	if (n > max)
+		n = max;
+	for (uint32_t i = 0; i < n; i++)
+		done[i] = ex->done[(head + i) & (EXL3_EXECUTOR_QUEUE - 1)];
+	ex->done_head = head + n;
+	ex->accepted -= n;
+	return (int)n;
+}
+
+int exl3_executor_event_fd(struct exl3_executor *ex)
+{
+	return ex->event_fd;
+}
+
+bool exl3_executor_arm(struct exl3_executor *ex)
+{
+	uint64_t count;
+	ssize_t n = read(ex->event_fd, &count, sizeof(count)); /* leaves it unreadable */
+
+	(void)n;
+	__atomic_store_n(&ex->armed, 1, __ATOMIC_SEQ_CST);                      /* E1 */
+	if (__atomic_load_n(&ex->done_tail, __ATOMIC_SEQ_CST) == ex->done_head)
+		return true;
+	__atomic_store_n(&ex->armed, 0, __ATOMIC_SEQ_CST);
+	return false;
+}
+
+struct exl3_executor *exl3_executor_free(struct exl3_executor *ex)
+{
+	if (!ex)
+		return NULL;
+	if (ex->started) {
+		__atomic_store_n(&ex->stop, 1, __ATOMIC_SEQ_CST);
+		if (__atomic_exchange_n(&ex->asleep, 0, __ATOMIC_SEQ_CST))
+			futex_wake(&ex->asleep);
+		pthread_join(ex->thread, NULL);
+	}
+	if (ex->event_fd >= 0)
+		close(ex->event_fd);
+	free(ex);
+	return NULL;
+}
+
+int exl3_executor_new(const struct exl3_executor_ops *ops, void *arg, uint64_t spin_ns,
+		      struct exl3_executor **ret, struct exl3_error *err)
+{
+	struct exl3_executor *ex = aligned_alloc(64, sizeof(*ex));
+	int code;
+
+	if (!ex)
+		return exl3_errf(err, -ENOMEM, "executor: out of memory");
+	*ex = (struct exl3_executor){.ops = ops, .arg = arg, .spin_ns = spin_ns, .event_fd = -1};
+	ex->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (ex->event_fd < 0) {
+		code = exl3_errf(err, -errno, "executor: eventfd: %m");
+		exl3_executor_free(ex);
+		return code;
+	}
+	*ret = ex; /* the thread's start() may look at the device, which holds this pointer */
+	code = pthread_create(&ex->thread, NULL, executor_main, ex);
+	if (code) {
+		*ret = NULL;
+		exl3_executor_free(ex);
+		return exl3_errf(err, -code, "executor: cannot start a thread");
+	}
+	ex->started = true;
+	return 0;
+}
