@@ -41,6 +41,9 @@ struct exl3_cuda_linear {
 	uint32_t x_stride, y_stride; /* bytes */
 	uint8_t x_dtype, y_dtype;
 	bool stored;
+	/* Composed operations (MLP): this side is a buffer of ours, addressed by x/x_stride/x_dtype (or
+	 * y...) in stored sizes, also where the other side comes from the table. */
+	bool x_private, y_private;
 	bool deterministic; /* split and order of summation depend on m and the shapes alone */
 	void *ws;           /* device workspace; the first EXL3_CUDA_WS_ZERO bytes are zero before the
 	                     * first launch and are left zero by every launch */
