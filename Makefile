@@ -189,14 +189,39 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_PARTS)
 $(BUILD)/bench/%: $(BUILD)/obj/bench/%.o $(TEST_PARTS)
 	$(call test_link,$(if $(filter %kernel_cpu,$@),-lopenblas))
 
-$(BUILD)/tests/gpu/%: tests/gpu/%.cu $(CUDA_OBJ) $(BUILD)/nvflags
+# CUDA kernels by family, so that a test or benchmark of one needs only that one compiled.
+cuda_family = $(patsubst %.cu,$(BUILD)/obj/%.cu.o,$(foreach f,$(1),$(wildcard kernels/cuda/$(f)*.cu kernels/cuda/inst/$(f)*.cu)))
+$(BUILD)/libcuda_linear.a: $(call cuda_family,gemv gemm)
+$(BUILD)/libcuda_mla.a: $(call cuda_family,mla)
+$(BUILD)/libcuda_moe.a: $(call cuda_family,moe)
+$(BUILD)/libcuda_backend.a: $(call cuda_family,backend memory lower)
+CUDA_HOST_OBJ := $(call obj,shm/util.c kernels/executor.c)
+CUDA_LINEAR := $(BUILD)/libcuda_linear.a
+CUDA_ALL := $(BUILD)/libcuda_backend.a $(BUILD)/libcuda_moe.a $(BUILD)/libcuda_mla.a $(CUDA_LINEAR)
+
+# The backend is a plugin: the daemon's binary is the same with and without it.
+$(BUILD)/exl3-cuda.so: $(CUDA_ALL) $(CUDA_HOST_OBJ)
+	$(call say,NVCC,$@)
+	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -shared -o $@ -Xlinker --whole-archive,$(BUILD)/libcuda_backend.a,--no-whole-archive \
+		$(filter-out $(BUILD)/libcuda_backend.a,$(CUDA_ALL)) $(CUDA_HOST_OBJ) -Xlinker --no-undefined -ldl -lpthread
+
+define gpu_link
 	$(call say,NVCC,$@)
 	@mkdir -p $(@D)
-	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -o $@ $< $(CUDA_OBJ) -ldl
-$(BUILD)/bench/%_cuda: bench/%_cuda.cu $(CUDA_OBJ) $(BUILD)/nvflags
-	$(call say,NVCC,$@)
-	@mkdir -p $(@D)
-	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -o $@ $< $(CUDA_OBJ) -ldl
+	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $(BUILD)/obj/$(notdir $@).gpu.d -o $@ $< $(filter %.a,$^) $(CUDA_HOST_OBJ) -ldl
+endef
+$(BUILD)/tests/gpu/check_mla: tests/gpu/check_mla.cu $(BUILD)/libcuda_mla.a $(CUDA_HOST_OBJ) $(BUILD)/nvflags
+	$(call gpu_link)
+$(BUILD)/tests/gpu/check_moe: tests/gpu/check_moe.cu $(BUILD)/libcuda_moe.a $(CUDA_LINEAR) $(CUDA_HOST_OBJ) $(BUILD)/nvflags
+	$(call gpu_link)
+$(BUILD)/tests/gpu/check_%: tests/gpu/check_%.cu $(CUDA_LINEAR) $(CUDA_HOST_OBJ) $(BUILD)/nvflags
+	$(call gpu_link)
+$(BUILD)/bench/mla_cuda: bench/mla_cuda.cu $(BUILD)/libcuda_mla.a $(CUDA_HOST_OBJ) $(BUILD)/nvflags
+	$(call gpu_link)
+$(BUILD)/bench/moe_cuda: bench/moe_cuda.cu $(BUILD)/libcuda_moe.a $(CUDA_LINEAR) $(CUDA_HOST_OBJ) $(BUILD)/nvflags
+	$(call gpu_link)
+$(BUILD)/bench/%_cuda: bench/%_cuda.cu $(CUDA_LINEAR) $(CUDA_HOST_OBJ) $(BUILD)/nvflags
+	$(call gpu_link)
 
 # ---- goals -----------------------------------------------------------------------------------
 deps: ## install the Debian packages that are missing (root or sudo), or say which
@@ -209,8 +234,9 @@ demo: ## install what is missing, build, and serve two small language models on 
 	@tests/demo.sh $(BUILD)
 .PHONY: demo
 
-tests: probe $(UNIT:%.c=$(BUILD)/%) $(STRESS:%.c=$(BUILD)/%) $(HELPERS:%.c=$(BUILD)/%) \
-	$(if $(CHECKKERNEL),$(BUILD)/tests/checkkernel/checkkernel) ## build the tests
+TESTS := $(UNIT:%.c=$(BUILD)/%) $(STRESS:%.c=$(BUILD)/%) $(HELPERS:%.c=$(BUILD)/%) \
+	$(if $(CHECKKERNEL),$(BUILD)/tests/checkkernel/checkkernel)
+tests: probe $(TESTS) ## build the tests
 .PHONY: tests
 
 bench: probe $(BENCH:%.c=$(BUILD)/%) ## build the benchmarks
@@ -234,7 +260,7 @@ $(BUILD)/fuzz/%: tests/fuzz/%.c $(SHM_SRC) $(PROTO_SRC) $(DAEMON_SRC) $(KERNEL_S
 	$(Q)$(CLANG) -std=c11 -D_GNU_SOURCE -O1 -g -fsanitize=fuzzer,address,undefined -I. -Iclient -I$(BUILD)/gen \
 		$(call pkg_cflags,$(PKGS)) -o $@ $< -Wl,--start-group $(BUILD)/fuzzobj/*.a -Wl,--end-group $(DAEMON_LIBS)
 
-cuda: $(if $(NVCC),$(CUDA_OBJ) $(GPU_TESTS:%.cu=$(BUILD)/%) $(GPU_BENCH:%.cu=$(BUILD)/%),no-nvcc) ## kernels, tests and benchmarks for CUDA_ARCHS
+cuda: $(if $(NVCC),$(BUILD)/exl3-cuda.so $(GPU_TESTS:%.cu=$(BUILD)/%) $(GPU_BENCH:%.cu=$(BUILD)/%),no-nvcc) ## kernels, tests and benchmarks for CUDA_ARCHS
 no-nvcc:
 	@echo "nvcc not found: the CUDA backend is left out" >&2
 .PHONY: cuda no-nvcc

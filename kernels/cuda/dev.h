@@ -44,6 +44,7 @@ struct exl3_cuda_driver {
 struct exl3_cuda_slot {
 	const struct exl3_work *work;
 	uint32_t *done;             /* pinned word, borrowed from dev->pinned: the stream writes seq there */
+	CUdeviceptr done_dev;       /* the same, as the stream addresses it */
 	uint32_t seq;
 	uint64_t launched_ns;
 	uint64_t *skipped;          /* [EXL3_CUDA_ENTRIES], pinned; kernels add to it */
@@ -74,6 +75,8 @@ struct exl3_dev {
 	struct exl3_executor *exec; /* owned */
 	bool lost;             /* executor thread only: a device error was seen */
 	uint32_t head, tail;   /* executor thread only: slots in flight, oldest at head */
+	uint32_t seq;          /* executor thread only: of the last work begun */
+	uint64_t looked_ns;    /* executor thread only: when the device was last asked for errors */
 };
 
 /* memory.cu; contracts in kernels/backend.h */
@@ -96,8 +99,8 @@ struct exl3_arena *exl3_cuda_arena_free(struct exl3_arena *arena);
 
 /* lower.cu: enqueues @slot->work on dev->stream. 0, -EOPNOTSUPP, -ENOMEM (workspace), -EIO. */
 int exl3_cuda_lower(struct exl3_dev *dev, struct exl3_cuda_slot *slot);
-/* Names of all variants as backend kernels; ends with a NULL name. */
-extern const struct exl3_kernel *const exl3_cuda_kernels;
+/* All variants as backend kernels (run through submit() only); ends with a NULL name. */
+extern struct exl3_kernel exl3_cuda_kernel_table[];
 const struct exl3_kernel *exl3_cuda_select(const struct exl3_dev *dev, const struct exl3_work *work);
 
 /* -EIO with the CUDA error's name and text, or 0. */

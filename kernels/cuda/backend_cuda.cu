@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * backend_cuda.cu - the backend's table: devices, the executor's turn of work on one stream, errors.
+ *
+ * The executor thread launches and looks for ends; nothing of it waits for the GPU. Each work ends with
+ * a stream write of its sequence number into a pinned word, so looking costs a load, not a driver call.
+ * A device error ends everything in flight, and all later work, with -EIO: no result after a fault is
+ * ever delivered.
+ *
+ * Moves of a slot:  free -> launched (dev->tail) -> word seen (dev->head) -> free
+ */
+#include "kernels/cuda/dev.h"
+#include "kernels/cuda/lower.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define WS_DEFAULT       ((size_t)512 << 20)
+#define EXECUTOR_SPIN_NS 50000ull   /* between requests of a decoder there are tens of microseconds */
+#define LOOK_ERRORS_NS   2000000ull /* a driver call to see whether the device is well */
+#define SLEEP_AFTER_NS   500000ull  /* a launch that takes longer is looked at every 20 us */
+
+static int cuda_probe(struct exl3_error *err)
+{
+	int n = 0;
+	cudaError_t e = cudaGetDeviceCount(&n);
+
+	if (e == cudaSuccess && n > 0)
+		return n;
+	cudaGetLastError();
+	if (e == cudaErrorNoDevice || e == cudaErrorInsufficientDriver || n == 0) {
+		exl3_errf(err, 0, "%s", e == cudaErrorInsufficientDriver ?
+						"no NVIDIA driver, or one older than this build needs" :
+						"no NVIDIA GPU");
+		return 0;
+	}
+	return exl3_errf(err, -EIO, "cuda: %s", cudaGetErrorString(e));
+}
+
+/* "GPU-xxxxxxxx-xxxx-..." of a device; @text holds 41 bytes. */
+static void uuid_text(const cudaUUID_t *uuid, char *text)
+{
+	const unsigned char *b = (const unsigned char *)uuid->bytes;
+	char *p = text + sprintf(text, "GPU-");
+
+	for (int i = 0; i < 16; i++)
+		p += sprintf(p, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", b[i]);
+}
+
+static int find_device(const struct exl3_dev_options *opt, int *ret, struct exl3_error *err)
+{
+	int n = cuda_probe(err);
+
+	if (n < 0)
+		return n;
+	if (n == 0)
+		return -ENODEV;
+	if (!opt->uuid) {
+		if (opt->ordinal < 0 || opt->ordinal >= n)
+			return exl3_errf(err, -ENODEV, "cuda: there is no device %d, only 0..%d",
+					 opt->ordinal, n - 1);
+		*ret = opt->ordinal;
+		return 0;
+	}
+	for (int i = 0; i < n; i++) {
+		cudaDeviceProp prop;
+		char text[48];
+
+		if (cudaGetDeviceProperties(&prop, i) != cudaSuccess)
+			continue;
+		uuid_text(&prop.uuid, text);
+		if (!strcasecmp(text, opt->uuid)) {
+			*ret = i;
+			return 0;
+		}
+	}
+	return exl3_errf(err, -ENODEV, "cuda: no device has the UUID %s", opt->uuid);
+}
+
+/* ---- the executor's side ---- */
+
+static void executor_start(void *arg)
+{
+	struct exl3_dev *dev = (struct exl3_dev *)arg;
+
+	cudaSetDevice(dev->ordinal);
+}
+
+static uint32_t in_flight(const struct exl3_dev *dev)
+{
+	return dev->tail - dev->head;
+}
+
+/* Hands the oldest slot's result to the loop and frees the slot. */
+static void finish(struct exl3_dev *dev, int result, uint64_t now)
+{
+	struct exl3_cuda_slot *slot = &dev->slot[dev->head % EXL3_CUDA_SLOTS];
+	const struct exl3_work *work = slot->work;
+
+	for (uint32_t i = 0; work->skipped && i < work->nr_rows && i < EXL3_CUDA_ENTRIES; i++)
+		work->skipped[i] = slot->skipped[i];
+	dev->head++;
+	/* The next one could not start before this one ended. */
+	if (in_flight(dev) && dev->slot[dev->head % EXL3_CUDA_SLOTS].launched_ns < now)
+		dev->slot[dev->head % EXL3_CUDA_SLOTS].launched_ns = now;
+	exl3_executor_done(dev->exec, work->tag, result,
+			   now > slot->launched_ns ? now - slot->launched_ns : 0);
+}
+
+static bool executor_begin(void *arg, const struct exl3_work *work)
+{
+	struct exl3_dev *dev = (struct exl3_dev *)arg;
+	struct exl3_cuda_slot *slot = &dev->slot[dev->tail % EXL3_CUDA_SLOTS];
+
+	if (in_flight(dev) == EXL3_CUDA_SLOTS)
+		return false;
+	slot->work = work;
+	slot->launched_ns = exl3_now_ns();
+	slot->seq = ++dev->seq;
+	memset(slot->skipped, 0, sizeof(uint64_t) * EXL3_CUDA_ENTRIES);
+	if (work->nr_rows == 0 || work->nr_rows > EXL3_CUDA_ENTRIES)
+		slot->result = -EOPNOTSUPP;
+	else
+		slot->result = dev->lost ? -EIO : exl3_cuda_lower(dev, slot);
+	/* Written also behind a refused request: slots end in order. */
+	if (!dev->lost && slot->result != -EIO &&
+	    dev->cu.StreamWriteValue32(dev->stream, slot->done_dev, slot->seq, 0) != CUDA_SUCCESS)
+		slot->result = -EIO;
+	if (slot->result == -EIO)
+		dev->lost = true;
+	dev->tail++;
+	return true;
+}
+
+/* Everything in flight ends with -EIO, whatever its words say. */
+static void fail_all(struct exl3_dev *dev)
+{
+	uint64_t now = exl3_now_ns();
+
+	dev->lost = true;
+	while (in_flight(dev))
+		finish(dev, -EIO, now);
+}
+
+static unsigned executor_progress(void *arg)
+{
+	struct exl3_dev *dev = (struct exl3_dev *)arg;
+	uint64_t now;
+
+	if (!in_flight(dev))
+		return 0;
+	if (dev->lost) {
+		fail_all(dev);
+		return 0;
+	}
+	while (in_flight(dev)) {
+		struct exl3_cuda_slot *slot = &dev->slot[dev->head % EXL3_CUDA_SLOTS];
+
+		if (__atomic_load_n(slot->done, __ATOMIC_ACQUIRE) != slot->seq)
+			break;
+		finish(dev, slot->result, exl3_now_ns());
+	}
+	if (!in_flight(dev))
+		return 0;
+	now = exl3_now_ns();
+	if (now - dev->looked_ns > LOOK_ERRORS_NS) {
+		cudaError_t e = cudaStreamQuery(dev->stream);
+
+		dev->looked_ns = now;
+		if (e != cudaSuccess && e != cudaErrorNotReady) {
+			fail_all(dev);
+			return 0;
+		}
+	}
+	if (now - dev->slot[dev->head % EXL3_CUDA_SLOTS].launched_ns > SLEEP_AFTER_NS) {
+		const struct timespec ts = {0, 20000};
+
+		nanosleep(&ts, NULL);
+	}
+	return in_flight(dev);
+}
+
+static const struct exl3_executor_ops executor_ops = {executor_start, executor_begin,
+						      executor_progress};
+
+/* ---- devices ---- */
+
+static struct exl3_dev *cuda_close(struct exl3_dev *dev)
+{
+	if (!dev)
+		return NULL;
+	dev->exec = exl3_executor_free(dev->exec);
+	cudaSetDevice(dev->ordinal);
+	if (dev->stream)
+		cudaStreamDestroy(dev->stream);
+	if (dev->copy)
+		cudaStreamDestroy(dev->copy);
+	cudaFree(dev->ws);
+	cudaFree(dev->tables);
+	cudaFreeHost(dev->pinned);
+	free(dev);
+	return NULL;
+}
+
+/* Pinned and device parts of the slots. */
+static int make_slots(struct exl3_dev *dev, struct exl3_error *err)
+{
+	const size_t words = 4096, skips = EXL3_CUDA_ENTRIES * sizeof(uint64_t);
+	const size_t table = EXL3_CUDA_TABLE_ROWS * sizeof(struct exl3_cuda_row);
+	char *dev_base = NULL;
+	int ret;
+
+	dev->pinned_bytes = words + EXL3_CUDA_SLOTS * (skips + table);
+	ret = exl3_cuda_err(err,
+			    cudaHostAlloc((void **)&dev->pinned, dev->pinned_bytes, cudaHostAllocMapped),
+			    "cuda: cudaHostAlloc");
+	if (!ret)
+		ret = exl3_cuda_err(err, cudaHostGetDevicePointer((void **)&dev_base, dev->pinned, 0),
+				    "cuda: cudaHostGetDevicePointer");
+	if (!ret)
+		ret = exl3_cuda_err(err, cudaMalloc((void **)&dev->tables, EXL3_CUDA_SLOTS * table),
+				    "cuda: row tables");
+	if (ret)
+		return ret;
+	memset(dev->pinned, 0, words);
+	for (unsigned i = 0; i < EXL3_CUDA_SLOTS; i++) {
+		struct exl3_cuda_slot *slot = &dev->slot[i];
+
+		slot->done = (uint32_t *)dev->pinned + i * 16; /* a cache line each */
+		slot->done_dev = (CUdeviceptr)(dev_base + i * 64);
+		slot->skipped = (uint64_t *)(dev->pinned + words + i * skips);
+		slot->skipped_dev = (uint64_t *)(dev_base + words + i * skips);
+		slot->table = (struct exl3_cuda_row *)(dev->pinned + words + EXL3_CUDA_SLOTS * skips +
+						       i * table);
+		slot->table_dev = (struct exl3_cuda_row *)(dev->tables + i * table);
+	}
+	return 0;
+}
+
+static int cuda_open(const struct exl3_dev_options *opt, struct exl3_dev **ret, struct exl3_error *err)
+{
+	cudaDeviceProp prop;
+	struct exl3_dev *dev;
+	int ordinal = 0, code = find_device(opt, &ordinal, err);
+
+	if (code)
+		return code;
+	dev = (struct exl3_dev *)calloc(1, sizeof(*dev));
+	if (!dev)
+		return exl3_errf(err, -ENOMEM, "cuda: out of memory");
+	dev->ordinal = ordinal;
+	dev->memory_max = opt->memory_max;
+	dev->deterministic = opt->deterministic;
+	dev->ws_bytes = opt->workspace_bytes ? opt->workspace_bytes : WS_DEFAULT;
+	if (dev->ws_bytes < 4 * (size_t)EXL3_CUDA_WS_ZERO)
+		dev->ws_bytes = 4 * (size_t)EXL3_CUDA_WS_ZERO;
+	code = exl3_cuda_err(err, cudaSetDevice(ordinal), "cuda: cudaSetDevice");
+	if (!code)
+		code = exl3_cuda_err(err, cudaGetDeviceProperties(&prop, ordinal),
+				     "cuda: cudaGetDeviceProperties");
+	if (!code)
+		code = exl3_cuda_driver_load(&dev->cu, err);
+	if (code)
+		goto fail;
+	dev->cc = prop.major * 10 + prop.minor;
+	dev->sms = prop.multiProcessorCount;
+	snprintf(dev->name, sizeof(dev->name), "%.127s", prop.name);
+	snprintf(dev->isa, sizeof(dev->isa), "sm_%d%s", dev->cc, dev->cc == 90 ? "a" : "");
+	code = exl3_cuda_err(err, cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking),
+			     "cuda: stream");
+	if (!code)
+		code = exl3_cuda_err(err, cudaStreamCreateWithFlags(&dev->copy, cudaStreamNonBlocking),
+				     "cuda: stream");
+	if (!code)
+		code = exl3_cuda_err(err, cudaMalloc((void **)&dev->ws, dev->ws_bytes),
+				     "cuda: workspace");
+	if (!code)
+		code = exl3_cuda_err(err, cudaMemset(dev->ws, 0, EXL3_CUDA_WS_ZERO), "cuda: workspace");
+	if (!code)
+		code = make_slots(dev, err);
+	if (!code)
+		code = exl3_executor_new(&executor_ops, dev, EXECUTOR_SPIN_NS, &dev->exec, err);
+	if (code)
+		goto fail;
+	*ret = dev;
+	return 0;
+fail:
+	cuda_close(dev);
+	return code;
+}
+
+static void cuda_info(struct exl3_dev *dev, struct exl3_dev_info *ret)
+{
+	size_t free_bytes = 0, total = 0;
+
+	memset(ret, 0, sizeof(*ret));
+	cudaSetDevice(dev->ordinal);
+	cudaMemGetInfo(&free_bytes, &total);
+	snprintf(ret->name, sizeof(ret->name), "%s", dev->name);
+	snprintf(ret->isa, sizeof(ret->isa), "%s", dev->isa);
+	ret->memory_total = total;
+	ret->memory_free = free_bytes;
+	ret->slab_bytes = __atomic_load_n(&dev->slab_bytes, __ATOMIC_RELAXED);
+	ret->arena_bytes = __atomic_load_n(&dev->arena_bytes, __ATOMIC_RELAXED);
+	ret->workspace_bytes = dev->ws_bytes + EXL3_CUDA_SLOTS * EXL3_CUDA_TABLE_ROWS *
+						       sizeof(struct exl3_cuda_row);
+	ret->threads = 1;
+}
+
+static int cuda_submit(struct exl3_dev *dev, const struct exl3_work *work)
+{
+	return exl3_executor_submit(dev->exec, work);
+}
+
+static int cuda_poll(struct exl3_dev *dev, struct exl3_done *done, unsigned max)
+{
+	return exl3_executor_poll(dev->exec, done, max);
+}
+
+static int cuda_event_fd(struct exl3_dev *dev)
+{
+	return exl3_executor_event_fd(dev->exec);
+}
+
+static bool cuda_wake_arm(struct exl3_dev *dev)
+{
+	return exl3_executor_arm(dev->exec);
+}
+
+extern "C" const struct exl3_backend_ops exl3_backend_cuda = {
+	"cuda",
+	cuda_probe,
+	cuda_open,
+	cuda_close,
+	cuda_info,
+	exl3_cuda_slab_new,
+	exl3_cuda_slab_adopt,
+	exl3_cuda_slab_free,
+	exl3_cuda_slab_write,
+	exl3_cuda_slab_sync,
+	exl3_cuda_slab_read,
+	exl3_cuda_staging_new,
+	exl3_cuda_staging_free,
+	exl3_cuda_arena_new,
+	exl3_cuda_arena_free,
+	NULL,
+	NULL,
+	exl3_cuda_select,
+	cuda_submit,
+	cuda_poll,
+	cuda_event_fd,
+	cuda_wake_arm,
+	exl3_cuda_kernel_table,
+};

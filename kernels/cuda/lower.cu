@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lower.cu - from checked work to launches: which variant, which workspace, which row table.
+ *
+ * One stream per device, so launches share one workspace: [zero words | kernels' scratch | buffers of a
+ * composed operation (MLP)]. A request whose scratch would not fit runs in chunks of rows.
+ */
+#include "kernels/cuda/dev.h"
+#include "kernels/cuda/lower.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* ---- the list of variants, as backend.h wants it ---- */
+
+#define KERNELS_MAX 96
+
+struct exl3_kernel exl3_cuda_kernel_table[KERNELS_MAX + 1];
+static const struct exl3_cuda_linear_kernel *g_linear[KERNELS_MAX];
+static unsigned g_nr_kernels;
+
+/* backend.h's supports() does not say for which entry it is asked: one function per position. */
+template <int I> static bool supports_at(const struct exl3_dev *dev, const struct exl3_work *work)
+{
+	struct exl3_cuda_linear a;
+
+	if (!exl3_cuda_linear_args(dev, work, &a))
+		return false;
+	return g_linear[I]->supports(&a);
+}
+
+template <int I> struct fill_supports {
+	static void at(struct exl3_kernel *k)
+	{
+		k[I].supports = supports_at<I>;
+		fill_supports<I - 1>::at(k);
+	}
+};
+template <> struct fill_supports<-1> {
+	static void at(struct exl3_kernel *) {}
+};
+
+__attribute__((constructor)) static void list_kernels(void)
+{
+	const struct exl3_cuda_linear_kernel *tables[] = {exl3_cuda_gemv_kernels, exl3_cuda_gemm_kernels};
+
+	for (const struct exl3_cuda_linear_kernel *t : tables)
+		for (; t->name && g_nr_kernels < KERNELS_MAX; t++) {
+			g_linear[g_nr_kernels] = t;
+			exl3_cuda_kernel_table[g_nr_kernels].name = t->name;
+			exl3_cuda_kernel_table[g_nr_kernels].op = EXL3_OP_LINEAR;
+			g_nr_kernels++;
+		}
+	fill_supports<KERNELS_MAX - 1>::at(exl3_cuda_kernel_table);
+	for (unsigned i = g_nr_kernels; i <= KERNELS_MAX; i++)
+		memset(&exl3_cuda_kernel_table[i], 0, sizeof(exl3_cuda_kernel_table[i]));
+}
+
+/* ---- linear ---- */
+
+static uint32_t total_rows(const struct exl3_work *work)
+{
+	uint64_t m = 0;
+
+	for (uint32_t i = 0; i < work->nr_rows; i++)
+		m += work->rows[i].m;
+	return m > EXL3_M_MAX ? 0 : (uint32_t)m;
+}
+
+static void fill_dev(const struct exl3_dev *dev, struct exl3_cuda_linear *a)
+{
+	a->ws = dev->ws;
+	a->ws_bytes = dev->ws_bytes;
+	a->device_sms = dev->sms;
+	a->device_cc = dev->cc;
+}
+
+bool exl3_cuda_linear_args(const struct exl3_dev *dev, const struct exl3_work *work,
+			   struct exl3_cuda_linear *a)
+{
+	const struct exl3_rows *r = &work->rows[0];
+
+	memset(a, 0, sizeof(*a));
+	if (work->op != EXL3_OP_LINEAR || work->u.linear.nr_shards > EXL3_CUDA_SHARDS_MAX)
+		return false;
+	a->nr_shards = work->u.linear.nr_shards;
+	for (uint32_t i = 0; i < a->nr_shards; i++)
+		a->shard[i] = *work->u.linear.shards[i];
+	a->m = total_rows(work);
+	if (!a->m)
+		return false;
+	a->x = r->x;
+	a->y = r->y;
+	a->x_stride = r->x_stride;
+	a->y_stride = r->y_stride;
+	a->x_dtype = r->x_dtype;
+	a->y_dtype = r->y_dtype;
+	a->stored = r->stored;
+	a->deterministic = work->deterministic || dev->deterministic;
+	fill_dev(dev, a);
+	return true;
+}
+
+/* The first variant of the tables that can run it; tables are ordered by preference. */
+static const struct exl3_cuda_linear_kernel *choose_linear(const struct exl3_cuda_linear *a)
+{
+	for (unsigned i = 0; i < g_nr_kernels; i++)
+		if (g_linear[i]->supports(a) && g_linear[i]->ws_bytes(a) <= a->ws_bytes)
+			return g_linear[i];
+	return NULL;
+}
+
+/*
+ * Runs @a with @kernel (NULL: the best one), in chunks of rows if the workspace asks for it. Chunks are
+ * multiples of 8 rows and depend on shapes alone, so they do not disturb the deterministic mode.
+ */
+static int run_linear(const struct exl3_cuda_linear *whole, const struct exl3_cuda_linear_kernel *kernel,
+		      cudaStream_t stream)
+{
+	uint32_t done = 0;
+
+	while (done < whole->m) {
+		struct exl3_cuda_linear a = *whole;
+		const struct exl3_cuda_linear_kernel *k = NULL;
+		int ret;
+
+		if (a.table)
+			a.table += done;
+		a.x = (const char *)a.x + (size_t)done * a.x_stride;
+		a.y = (char *)a.y + (size_t)done * a.y_stride;
+		a.m -= done;
+		for (;;) {
+			k = kernel ? kernel : choose_linear(&a);
+			if (k && k->supports(&a) && k->ws_bytes(&a) <= a.ws_bytes)
+				break;
+			if (a.m <= 8)
+				return k ? -ENOMEM : -EOPNOTSUPP;
+			a.m = (a.m / 2 + 7) / 8 * 8;
+		}
+		ret = k->launch(&a, stream);
+		if (ret)
+			return ret;
+		done += a.m;
+	}
+	return 0;
+}
+
+/* The row table of merged requests: filled in pinned memory, copied on the stream. */
+static int make_table(struct exl3_dev *dev, struct exl3_cuda_slot *slot, struct exl3_cuda_linear *a)
+{
+	const struct exl3_work *work = slot->work;
+	struct exl3_cuda_row *row = slot->table;
+
+	for (uint32_t i = 0; i < work->nr_rows; i++)
+		for (uint32_t j = 0; j < work->rows[i].m; j++, row++) {
+			memset(row, 0, sizeof(*row));
+			row->x = (const char *)work->rows[i].x + (size_t)j * work->rows[i].x_stride;
+			row->y = (char *)work->rows[i].y + (size_t)j * work->rows[i].y_stride;
+			row->x_dtype = work->rows[i].x_dtype;
+			row->y_dtype = work->rows[i].y_dtype;
+			row->stored = work->rows[i].stored;
+		}
+	if (cudaMemcpyAsync(slot->table_dev, slot->table, a->m * sizeof(*row), cudaMemcpyHostToDevice,
+			    dev->stream) != cudaSuccess)
+		return -EIO;
+	a->table = slot->table_dev;
+	return 0;
+}
+
+static int lower_linear(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
+{
+	const struct exl3_work *work = slot->work;
+	const struct exl3_cuda_linear_kernel *kernel = NULL;
+	struct exl3_cuda_linear a;
+	int ret;
+
+	if (!exl3_cuda_linear_args(dev, work, &a))
+		return -EOPNOTSUPP;
+	if (work->kernel)
+		kernel = g_linear[work->kernel - exl3_cuda_kernel_table];
+	if (work->nr_rows > 1) {
+		ret = make_table(dev, slot, &a);
+		if (ret)
+			return ret;
+	}
+	return run_linear(&a, kernel, dev->stream);
+}
+
+/* ---- dense MLP: gate and up in one launch, activation, down ---- */
+
+/* a = act(g, u) with the limit; formulas of the format's section on experts. All float. */
+__device__ static float activate(float g, float u, int act, float limit)
+{
+	float a;
+
+	switch (act) {
+	case EXL3_ACT_RELU2:
+		u = fmaxf(u, 0.0f);
+		return u * u;
+	case EXL3_ACT_SWIGLU_OAI:
+		if (limit > 0.0f) {
+			/* Comparisons written so that NaN stays NaN. */
+			g = g > limit ? limit : g;
+			u = u > limit ? limit : u < -limit ? -limit : u;
+		}
+		return g / (1.0f + expf(-1.702f * g)) * (u + 1.0f);
+	case EXL3_ACT_RELU2_GATED:
+		a = g > 0.0f || isnan(g) ? g * g : 0.0f;
+		break;
+	case EXL3_ACT_GELU:
+		a = 0.5f * g * (1.0f + tanhf(0.7978845608028654f * (g + 0.044715f * g * g * g)));
+		break;
+	default:
+		a = g / (1.0f + expf(-g));
+		break;
+	}
+	if (limit > 0.0f) {
+		a = a > limit ? limit : a;
+		u = u > limit ? limit : u < -limit ? -limit : u;
+	}
+	return a * u;
+}
+
+/* gu [m, gate | up] f32, stored sizes; a [m, inter] f32, padded columns exact zeros. */
+__global__ static void mlp_act_kernel(const float *gu, float *a, uint32_t inter, uint32_t inter_log,
+				      uint32_t gated, int act, float limit)
+{
+	uint32_t col = blockIdx.x * blockDim.x + threadIdx.x;
+	size_t row = blockIdx.y;
+
+	if (col >= inter)
+		return;
+	const float *src = gu + row * inter * (gated ? 2 : 1);
+	float u = src[gated ? inter + col : col];
+	float g = gated ? src[col] : 0.0f;
+
+	a[row * inter + col] = col < inter_log ? activate(g, u, act, limit) : 0.0f;
+}
+
+/* Sum of the slices' outputs, converted into the rows' own memory. */
+__global__ static void mlp_sum_kernel(const float *part, uint32_t nr, size_t part_stride, uint32_t n,
+				      const struct exl3_cuda_row *table, void *y, uint32_t y_stride,
+				      int y_dtype)
+{
+	uint32_t col = blockIdx.x * blockDim.x + threadIdx.x;
+	size_t row = blockIdx.y;
+	float v = 0.0f;
+
+	if (col >= n)
+		return;
+	for (uint32_t i = 0; i < nr; i++)
+		v += part[i * part_stride + row * n + col];
+	void *dst = table ? table[row].y : (char *)y + row * y_stride;
+	int dtype = table ? table[row].y_dtype : y_dtype;
+
+	exl3_cuda_store(dst, col, dtype, v);
+}
+
+static int lower_mlp(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
+{
+	const struct exl3_work *work = slot->work;
+	const struct exl3_moe_args *moe = &work->u.moe;
+	const struct exl3_matrix *up = moe->experts[0].up, *down = moe->experts[0].down;
+	struct exl3_cuda_linear whole;
+	struct exl3_work one = *work;
+	const struct exl3_matrix *none = up;
+	bool gated = moe->experts[0].gate != NULL;
+	uint32_t slices = moe->nr_experts, inter = 0, n_out, done = 0, rows;
+	size_t per_row, budget;
+	int ret;
+
+	/* Row addressing of the whole operation, through a linear of the same rows. */
+	one.op = EXL3_OP_LINEAR;
+	one.u.linear.shards = &none;
+	one.u.linear.nr_shards = 1;
+	if (!exl3_cuda_linear_args(dev, &one, &whole))
+		return -EOPNOTSUPP;
+	if (work->nr_rows > 1) {
+		ret = make_table(dev, slot, &whole);
+		if (ret)
+			return ret;
+	}
+	for (uint32_t i = 0; i < slices; i++)
+		inter = inter > moe->experts[i].up->n ? inter : moe->experts[i].up->n;
+	n_out = whole.stored ? down->n : down->n_log;
+	/* gate | up, activation, and with slices one output each; the rest is the kernels' scratch. */
+	per_row = (size_t)inter * 4 * (gated ? 3 : 2) + (slices > 1 ? (size_t)slices * n_out * 4 : 0);
+	budget = (dev->ws_bytes - EXL3_CUDA_WS_ZERO) / 2;
+	rows = budget / per_row < whole.m ? (uint32_t)(budget / per_row) / 8 * 8 : whole.m;
+	if (!rows)
+		return -ENOMEM;
+	char *buffers = dev->ws + (dev->ws_bytes - budget) / 256 * 256;
+
+	for (; done < whole.m; done += rows) {
+		uint32_t m = whole.m - done < rows ? whole.m - done : rows;
+		float *gu = (float *)buffers, *a = gu + (size_t)m * inter * (gated ? 2 : 1);
+		float *part = a + (size_t)m * inter;
+
+		for (uint32_t i = 0; i < slices; i++) {
+			const struct exl3_expert *e = &moe->experts[i];
+			uint32_t width = e->up->n;
+			struct exl3_cuda_linear l = whole;
+
+			l.ws_bytes = (size_t)(buffers - dev->ws);
+			l.m = m;
+			l.nr_shards = gated ? 2 : 1;
+			if (gated)
+				l.shard[0] = *e->gate;
+			l.shard[gated ? 1 : 0] = *e->up;
+			if (l.table)
+				l.table += done;
+			l.x = (const char *)whole.x + (size_t)done * whole.x_stride;
+			l.y = gu;
+			l.y_stride = width * 4 * (gated ? 2 : 1);
+			l.y_dtype = EXL3_F32;
+			l.y_private = true;
+			ret = run_linear(&l, NULL, dev->stream);
+			if (ret)
+				return ret;
+			mlp_act_kernel<<<dim3((width + 255) / 256, m), 256, 0, dev->stream>>>(
+				gu, a, width, e->up->n_log, gated, moe->act, moe->limit);
+
+			l = whole;
+			l.ws_bytes = (size_t)(buffers - dev->ws);
+			l.m = m;
+			l.nr_shards = 1;
+			l.shard[0] = *e->down;
+			l.x = a;
+			l.x_stride = width * 4;
+			l.x_dtype = EXL3_F32;
+			l.x_private = true;
+			if (l.table)
+				l.table += done;
+			l.y = (char *)whole.y + (size_t)done * whole.y_stride;
+			if (slices > 1) {
+				l.table = NULL;
+				l.y = part + (size_t)i * m * n_out;
+				l.y_stride = n_out * 4;
+				l.y_dtype = EXL3_F32;
+			}
+			ret = run_linear(&l, NULL, dev->stream);
+			if (ret)
+				return ret;
+		}
+		if (slices > 1)
+			mlp_sum_kernel<<<dim3((n_out + 255) / 256, m), 256, 0, dev->stream>>>(
+				part, slices, (size_t)m * n_out, n_out,
+				whole.table ? whole.table + done : NULL,
+				(char *)whole.y + (size_t)done * whole.y_stride, whole.y_stride,
+				whole.y_dtype);
+	}
+	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
+}
+
+/* ---- entry points ---- */
+
+const struct exl3_kernel *exl3_cuda_select(const struct exl3_dev *dev, const struct exl3_work *work)
+{
+	/* Composed operations have no entry of their own; any entry says "supported". */
+	static const struct exl3_kernel mlp = {"mlp", EXL3_OP_MLP, NULL, NULL};
+	static const struct exl3_kernel moe = {"moe", EXL3_OP_MOE, NULL, NULL};
+	static const struct exl3_kernel mla = {"mla", EXL3_OP_MLA_DECODE, NULL, NULL};
+	const struct exl3_cuda_linear_kernel *k;
+	struct exl3_cuda_linear a;
+
+	switch (work->op) {
+	case EXL3_OP_LINEAR:
+		if (!exl3_cuda_linear_args(dev, work, &a))
+			return NULL;
+		k = choose_linear(&a);
+		for (unsigned i = 0; k && i < g_nr_kernels; i++)
+			if (g_linear[i] == k)
+				return &exl3_cuda_kernel_table[i];
+		return NULL;
+	case EXL3_OP_MLP:
+		return &mlp;
+	case EXL3_OP_MOE:
+		return exl3_cuda_supports_moe(dev, work) ? &moe : NULL;
+	case EXL3_OP_MLA_DECODE:
+		return exl3_cuda_supports_mla(dev, work) ? &mla : NULL;
+	default:
+		return NULL;
+	}
+}
+
+int exl3_cuda_lower(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
+{
+	switch (slot->work->op) {
+	case EXL3_OP_LINEAR:
+		return lower_linear(dev, slot);
+	case EXL3_OP_MLP:
+		return lower_mlp(dev, slot);
+	case EXL3_OP_MOE:
+		return exl3_cuda_lower_moe(dev, slot);
+	case EXL3_OP_MLA_DECODE:
+		return exl3_cuda_lower_mla(dev, slot);
+	default:
+		return -EOPNOTSUPP;
+	}
+}
