@@ -61,8 +61,9 @@ static bool next_work(struct exl3_executor *ex, uint32_t head)
 
 		if (tail != head)
 			return true;
+		/* Stop is set after the last submit, so the tail has to be looked at once more. */
 		if (__atomic_load_n(&ex->stop, __ATOMIC_ACQUIRE))
-			return false;
+			return __atomic_load_n(&ex->work_tail, __ATOMIC_ACQUIRE) != head;
 		if (exl3_now_ns() < until) {
 			relax();
 			continue;

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cpu.h - what the files of the CPU backend share: the device and its workspace.
+ *
+ * backend_cpu.c owns the device, its memory and the thread that runs work (kernels/executor.h);
+ * drive.c, moe.c and mla.c turn work into loops over an instruction set (isa.h); ref.c is the oracle.
+ */
+#ifndef EXL3_KERNELS_CPU_H
+#define EXL3_KERNELS_CPU_H
+
+#include "kernels/backend.h"
+#include "kernels/executor.h"
+
+#include <stdatomic.h>
+
+#define CPU_THREADS_MAX       256u
+#define CPU_WORKSPACE_DEFAULT (256ull << 20)
+#define CPU_WORKSPACE_MIN     (16ull << 20)
+
+struct cpu_isa;
+
+struct exl3_dev {
+	const struct cpu_isa *isa; /* the best one this processor has */
+	unsigned nr_threads;       /* of the OpenMP team, the executor included */
+	int cpus[CPU_THREADS_MAX]; /* where they are pinned; -1: nowhere */
+	int node;                  /* memory is bound to it; -1: not bound */
+	char name[128];
+	uint64_t memory_max;
+	_Atomic uint64_t slab_bytes, arena_bytes;
+
+	/* Workspace of the request path, executor thread and its team only. */
+	void *ws; /* owned mapping */
+	size_t ws_bytes;
+
+	struct exl3_executor *executor; /* owned */
+};
+
+/* kernel_table.c */
+extern const struct exl3_kernel cpu_kernels[];
+const struct exl3_kernel *cpu_select(const struct exl3_dev *dev, const struct exl3_work *work);
+
+#endif
