@@ -133,7 +133,7 @@ EXL3_API void *exl3_arena_ptr(const struct exl3_arena *a);
 EXL3_API size_t exl3_arena_bytes(const struct exl3_arena *a);
 /* Bump allocator for convenience: 64-byte aligned, never freed singly; NULL when full. */
 EXL3_API void *exl3_arena_alloc(struct exl3_arena *a, size_t bytes);
-/* Reference of a pointer into the arena. The pointer must lie inside. */
+/* Reference of a pointer into the arena; EXL3_REF_NONE if it does not lie inside. */
 EXL3_API exl3_ref exl3_arena_ref(const struct exl3_arena *a, const void *ptr);
 
 /* ---- requests ---- */
@@ -151,10 +151,12 @@ EXL3_API int exl3_peek(struct exl3_channel *ch, struct exl3_cqe *ret);
 /**
  * exl3_wait() - take a completion, wait for one if need be: spins a little, then sleeps.
  * @timeout_ns: 0 = do not wait, UINT64_MAX = for ever.
- * Returns 1, 0 (time is up), -ESTALE. When the worker goes away, each outstanding request ends with
+ * Returns 1, 0 (time is up, or nothing is outstanding), -ESTALE. When the worker goes away, each outstanding request ends with
  * one completion of result -ESTALE first.
  */
 EXL3_API int exl3_wait(struct exl3_channel *ch, struct exl3_cqe *ret, uint64_t timeout_ns);
+/* What a completion says, as a sentence: from detail if it has a reason, else from result. Static text. */
+EXL3_API const char *exl3_result_text(const struct exl3_cqe *cqe);
 /* An fd for poll(): readable when completions may be there. Then exl3_fd_clear() and exl3_peek() until 0. */
 EXL3_API int exl3_fd(struct exl3_channel *ch);
 EXL3_API void exl3_fd_clear(struct exl3_channel *ch);
@@ -218,7 +220,7 @@ EXL3_API int exl3_moe(struct exl3_channel *ch, const struct exl3_module *mod,
 		      const struct exl3_arena *a, const void *x, unsigned x_dtype, void *y,
 		      unsigned y_dtype, uint32_t m, const void *ids, unsigned ids_dtype,
 		      const void *weights, unsigned weights_dtype, uint32_t topk, uint64_t *detail);
-/* Submits what was prepared last and waits for its completion. */
+/* Submits what was prepared last and waits for its completion. -EBUSY: others are outstanding. */
 EXL3_API int exl3_call(struct exl3_channel *ch, struct exl3_cqe *ret);
 
 #ifdef __cplusplus

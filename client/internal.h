@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * internal.h - what the files of libexl3 share; nothing of it is exported.
+ *
+ * Locks, in this order; none is held while user code runs:
+ *   client.call   one control request and its reply at a time; may be held for seconds
+ *   client.list   the list of objects and the watcher's list of channels; never held across a system call
+ *                 that can block
+ * A channel's data path takes no lock.
+ */
+#ifndef EXL3_CLIENT_INTERNAL_H
+#define EXL3_CLIENT_INTERNAL_H
+
+#include "client/exl3.h"
+#include "proto/exl3.pb-c.h"
+#include "shm/segment.h"
+
+#include <pthread.h>
+
+#define EXL3_CALL_TIMEOUT_NS (30ull * 1000000000u) /* for one control request */
+#define EXL3_SPIN_DEFAULT_NS 20000u
+
+/* Whatever was opened from a client, so that exl3_close() can free it all. */
+struct exl3_object {
+	struct exl3_object *prev, *next;
+	struct exl3_client *client;             /* borrowed: outlives the object */
+	void (*drop)(struct exl3_object *self); /* frees memory and fds, tells the daemon nothing */
+};
+
+struct exl3_client {
+	int sock;            /* owned; SOCK_SEQPACKET, replies are read under call only */
+	unsigned fork_epoch; /* of the process that connected */
+	uint64_t instance;   /* of the daemon, from Hello */
+	uint32_t generation; /* of the worker */
+	uint32_t dead;       /* atomic; 1 once the worker is gone, for good */
+	bool admin;
+	char *daemon_version, *backend; /* owned */
+	int daemon_pid;
+
+	pthread_mutex_t call;
+	uint64_t next_id; /* under call, as the buffer */
+	uint8_t *packet;  /* owned, EXL3_PACKET_MAX bytes */
+
+	pthread_mutex_t list;
+	struct exl3_object *objects;   /* under list */
+	struct exl3_channel *channels; /* under list */
+
+	pthread_t watcher;
+	bool watching;
+	int watch_fd;  /* owned eventfd: the list of channels has changed, or stop */
+	uint32_t stop; /* atomic */
+};
+
+struct exl3_model {
+	struct exl3_object obj;
+	uint32_t handle;
+	char *name, *fingerprint; /* owned */
+};
+
+struct exl3_module {
+	struct exl3_object obj;
+	uint32_t handle;
+	struct exl3_module_info info;
+	struct exl3_shard_info *shards; /* owned, info.nr_shards */
+};
+
+struct exl3_arena {
+	struct exl3_object obj;
+	uint32_t buffer;
+	struct exl3_segment *seg; /* owned */
+	size_t used;              /* atomic; exl3_arena_alloc() */
+};
+
+/* A published request whose completion has not been taken. */
+struct exl3_pending {
+	uint64_t user_data;
+	bool done; /* completed before one that was submitted earlier (CANCEL can do that) */
+};
+
+/* States: OPEN -> STALE (worker gone, or the channel failed) -> still STALE: outstanding requests end
+ * with -ESTALE one by one. */
+struct exl3_channel {
+	struct exl3_object obj;
+	struct exl3_channel *prev, *next; /* client's list, under its list lock */
+	uint32_t id;
+	struct exl3_segment *seg; /* owned */
+	struct exl3_ring_client ring;
+	int kick_fd;                  /* owned; eventfd of the daemon */
+	int notify_fd;                /* owned; the daemon's end closes when the channel ends */
+	struct exl3_pending *pending; /* owned, cq_mask + 1; [first, last) free-running */
+	uint32_t pending_first, pending_last;
+	struct exl3_sqe *last; /* slot that was handed out last */
+	uint64_t spin_ns;
+	uint64_t syscalls;
+	uint32_t
+		cq_flags; /* what stays set while awake: EXL3_CQ_WANT_MSG once exl3_fd() was called */
+	bool stale;
+	uint32_t ended;    /* atomic; the watcher saw the notification socket close */
+	uint32_t sleeping; /* atomic; in the futex, or about to be */
+};
+
+/* ---- errors ---- */
+
+/* This thread's error; what exl3_last_error() reads. */
+struct exl3_error *exl3_client_err(void);
+
+/* ---- connect.c ---- */
+
+/* 0, -ESTALE (worker gone) or -EPERM (in a child after fork). */
+int exl3_client_check(const struct exl3_client *c);
+bool exl3_client_forked(const struct exl3_client *c);
+void exl3_object_add(struct exl3_client *c, struct exl3_object *o,
+		     void (*drop)(struct exl3_object *self));
+void exl3_object_remove(struct exl3_object *o);
+
+/* ---- control.c ---- */
+
+/**
+ * exl3_client_call() - send one request and wait for its reply.
+ * @req:        id is filled in.
+ * @want:       body that the reply must have when it is positive, or EXL3__REPLY__BODY__NOT_SET.
+ * @timeout_ns: UINT64_MAX = for ever (loading a model). When it passes, the connection is given up.
+ * @ret:        reply with code 0, to be freed with exl3__reply__free_unpacked(); may be NULL.
+ * @fds:        room for @nr_fds; exactly so many must come with a positive reply, the caller's then.
+ * Returns 0, the reply's code, -ESTALE, -ETIMEDOUT, -EPROTO.
+ */
+int exl3_client_call(struct exl3_client *c, Exl3__Request *req, Exl3__Reply__BodyCase want,
+		     uint64_t timeout_ns, Exl3__Reply **ret, int *fds, unsigned nr_fds);
+/* For closing: no reply wanted, errors do not matter, does nothing when the worker is gone. */
+void exl3_client_tell(struct exl3_client *c, Exl3__Request *req);
+void exl3_reply_freep(Exl3__Reply **reply);
+/* The path that exl3_connect(NULL, ...) uses. */
+const char *exl3_client_path(const char *path);
+
+/* ---- watch.c ---- */
+
+int exl3_watch_start(struct exl3_client *c);
+void exl3_watch_stop(struct exl3_client *c);
+void exl3_watch_add(struct exl3_channel *ch);
+void exl3_watch_remove(struct exl3_channel *ch);
+/* The worker is gone, or has broken the protocol: nothing is sent to it any more. */
+void exl3_client_lost(struct exl3_client *c);
+
+#endif

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* queue.c - channels: get an entry, submit, wait for completions. */
+#include "client/internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+
+/* Turns of the spin loop between two looks at the clock: some 2 us. */
+#define SPINS_PER_LOOK 64
+
+static void channel_drop(struct exl3_object *o)
+{
+	struct exl3_channel *ch = (struct exl3_channel *)o;
+
+	exl3_segment_free(ch->seg);
+	exl3_closep(&ch->kick_fd);
+	exl3_closep(&ch->notify_fd);
+	free(ch->pending);
+	free(ch);
+}
+
+static void channel_dropp(struct exl3_channel **ch)
+{
+	if (*ch)
+		channel_drop(&(*ch)->obj);
+}
+
+static void tell_close(struct exl3_client *c, uint32_t id)
+{
+	Exl3__CloseChannel body = EXL3__CLOSE_CHANNEL__INIT;
+	Exl3__Request req = EXL3__REQUEST__INIT;
+
+	body.channel = id;
+	req.body_case = EXL3__REQUEST__BODY_CLOSE_CHANNEL;
+	req.close_channel = &body;
+	exl3_client_tell(c, &req);
+}
+
+static int channel_map(struct exl3_channel *ch, const Exl3__ChannelReply *reply, int *fd,
+		       uint32_t entries)
+{
+	int e = exl3_segment_map(*fd, reply->bytes, &ch->seg, exl3_client_err());
+
+	if (e < 0)
+		return e;
+	exl3_take_fd(fd);
+	e = exl3_ring_attach(ch->seg, &ch->ring, exl3_client_err());
+	if (e < 0)
+		return e;
+	if (ch->ring.sq_mask != entries - 1)
+		return exl3_errf(exl3_client_err(), -EPROTO, "channel: %u entries, asked for %u",
+				 ch->ring.sq_mask + 1, entries);
+	ch->pending = calloc(ch->ring.cq_mask + 1, sizeof(*ch->pending));
+	if (!ch->pending)
+		return exl3_errf(exl3_client_err(), -ENOMEM, "channel: out of memory");
+	return 0;
+}
+
+int exl3_channel_new(struct exl3_client *c, uint32_t entries, struct exl3_channel **ret)
+{
+	Exl3__CreateChannel body = EXL3__CREATE_CHANNEL__INIT;
+	Exl3__Request req = EXL3__REQUEST__INIT;
+	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
+	exl3_auto(channel_dropp) struct exl3_channel *ch = calloc(1, sizeof(*ch));
+	exl3_auto(exl3_closep) int ring_fd = -1;
+	int fds[3], e;
+
+	if (!ch)
+		return exl3_errf(exl3_client_err(), -ENOMEM, "channel: out of memory");
+	ch->kick_fd = ch->notify_fd = -1;
+	ch->spin_ns = EXL3_SPIN_DEFAULT_NS;
+	body.entries = entries;
+	req.body_case = EXL3__REQUEST__BODY_CREATE_CHANNEL;
+	req.create_channel = &body;
+	e = exl3_client_call(c, &req, EXL3__REPLY__BODY_CHANNEL, EXL3_CALL_TIMEOUT_NS, &reply, fds,
+			     3);
+	if (e < 0)
+		return e;
+	ring_fd = fds[0];
+	ch->kick_fd = fds[1];
+	ch->notify_fd = fds[2];
+	ch->id = reply->channel->channel;
+	e = channel_map(ch, reply->channel, &ring_fd, entries);
+	if (e < 0) {
+		tell_close(c, ch->id);
+		return e;
+	}
+	exl3_object_add(c, &ch->obj, channel_drop);
+	exl3_watch_add(ch);
+	*ret = exl3_take_ptr(&ch);
+	return 0;
+}
+
+struct exl3_channel *exl3_channel_free(struct exl3_channel *ch)
+{
+	if (!ch || exl3_client_forked(ch->obj.client))
+		return NULL;
+	exl3_watch_remove(ch);
+	exl3_object_remove(&ch->obj);
+	tell_close(ch->obj.client, ch->id);
+	channel_drop(&ch->obj);
+	return NULL;
+}
+
+/* ---- is there still anybody on the other side? ---- */
+
+static int stale_error(const struct exl3_channel *ch)
+{
+	if (!__atomic_load_n(&ch->obj.client->dead, __ATOMIC_RELAXED))
+		return exl3_errf(exl3_client_err(), -ESTALE,
+				 "the daemon has closed this channel: make a new one");
+	return exl3_errf(exl3_client_err(), -ESTALE, "the daemon has gone: connect again");
+}
+
+/* Looks when the ring is empty only, so it costs the data path nothing. */
+static bool gone(struct exl3_channel *ch)
+{
+	return ch->stale || __atomic_load_n(&ch->obj.client->dead, __ATOMIC_SEQ_CST) ||
+	       __atomic_load_n(&ch->ended, __ATOMIC_SEQ_CST) ||
+	       exl3_ring_state(&ch->ring) != EXL3_CHANNEL_OPEN;
+}
+
+/* Drops what was handed out and not submitted: nobody will ever see it. */
+static void forget_unpublished(struct exl3_channel *ch)
+{
+	ch->ring.outstanding -= ch->ring.sq_next - ch->ring.sq_published;
+	ch->ring.sq_next = ch->ring.sq_published;
+	ch->last = NULL;
+}
+
+/* ---- requests ---- */
+
+struct exl3_sqe *exl3_sq_get(struct exl3_channel *ch)
+{
+	struct exl3_sqe *sqe;
+	int e;
+
+	if (exl3_client_forked(ch->obj.client)) {
+		exl3_client_check(ch->obj.client);
+		return NULL;
+	}
+	if (ch->stale) {
+		stale_error(ch);
+		return NULL;
+	}
+	/* Requests that were cancelled out of order keep their place in the table of pending ones. */
+	if (ch->pending_last - ch->pending_first + (ch->ring.sq_next - ch->ring.sq_published) >
+	    ch->ring.cq_mask)
+		e = -EAGAIN;
+	else
+		e = exl3_ring_get(&ch->ring, &sqe);
+	if (e == -EAGAIN) {
+		exl3_errf(exl3_client_err(), e,
+			  "the ring of %u entries is full: take completions first",
+			  ch->ring.sq_mask + 1);
+		return NULL;
+	}
+	if (e < 0) {
+		ch->stale = true;
+		exl3_errf(exl3_client_err(), e, "the daemon has broken the ring protocol");
+		return NULL;
+	}
+	ch->last = sqe;
+	return sqe;
+}
+
+static void kick(struct exl3_channel *ch)
+{
+	uint64_t one = 1;
+	ssize_t n;
+
+	do {
+		n = write(ch->kick_fd, &one, sizeof(one));
+		ch->syscalls++;
+	} while (n < 0 && errno == EINTR);
+	/* EAGAIN: the counter is full, so kicks are pending already. */
+}
+
+int exl3_submit(struct exl3_channel *ch)
+{
+	struct exl3_ring_client *r = &ch->ring;
+	uint32_t n = r->sq_next - r->sq_published;
+
+	if (exl3_client_forked(ch->obj.client))
+		return exl3_client_check(ch->obj.client);
+	if (ch->stale || __atomic_load_n(&ch->obj.client->dead, __ATOMIC_RELAXED)) {
+		forget_unpublished(ch);
+		return stale_error(ch);
+	}
+	for (uint32_t i = r->sq_published; i != r->sq_next; i++)
+		ch->pending[ch->pending_last++ & r->cq_mask] =
+			(struct exl3_pending){.user_data = r->sqes[i & r->sq_mask].user_data};
+	ch->last = NULL;
+	if (exl3_ring_publish(r))
+		kick(ch);
+	return (int)n;
+}
+
+/* Notes that a request has ended; false: there is no such one. Completions come in order, unless
+ * somebody cancels, so the first look finds it. */
+static bool pending_done(struct exl3_channel *ch, uint64_t user_data)
+{
+	struct exl3_pending *p = ch->pending;
+	uint32_t mask = ch->ring.cq_mask;
+
+	for (uint32_t i = ch->pending_first; i != ch->pending_last; i++) {
+		if (p[i & mask].done || p[i & mask].user_data != user_data)
+			continue;
+		p[i & mask].done = true;
+		while (ch->pending_first != ch->pending_last && p[ch->pending_first & mask].done)
+			ch->pending_first++;
+		return true;
+	}
+	return false;
+}
+
+/* One made-up completion for the oldest request that will never get a real one; 0: none left. */
+static int take_stale(struct exl3_channel *ch, struct exl3_cqe *ret)
+{
+	uint32_t mask = ch->ring.cq_mask;
+
+	while (ch->pending_first != ch->pending_last) {
+		const struct exl3_pending *p = &ch->pending[ch->pending_first++ & mask];
+
+		if (p->done)
+			continue;
+		ch->ring.outstanding--;
+		*ret = (struct exl3_cqe){.user_data = p->user_data, .result = -ESTALE};
+		return 1;
+	}
+	return 0;
+}
+
+int exl3_peek(struct exl3_channel *ch, struct exl3_cqe *ret)
+{
+	int e;
+
+	if (exl3_client_forked(ch->obj.client))
+		return exl3_client_check(ch->obj.client);
+	if (!ch->stale) {
+		bool over;
+
+		e = exl3_ring_take(&ch->ring, ret);
+		if (e == 1 && pending_done(ch, ret->user_data))
+			return 1;
+		if (e == 1) {
+			/* A completion of a request that was never made: it counts for none. */
+			ch->ring.outstanding++;
+			e = -EPROTO;
+		}
+		over = e == 0 && gone(ch);
+		if (e == 0 && !over)
+			return 0;
+		/* What was posted before the end is still good: look once more, after having seen it. */
+		if (over && exl3_ring_take(&ch->ring, ret) == 1) {
+			if (pending_done(ch, ret->user_data))
+				return 1;
+			ch->ring.outstanding++;
+		}
+		ch->stale = true; /* from here on the ring is not looked at any more */
+	}
+	return take_stale(ch, ret) ? 1 : stale_error(ch);
+}
+
+/* ---- waiting ---- */
+
+/* True: something may be there. */
+static bool spin(struct exl3_channel *ch, uint64_t until_ns)
+{
+	const uint32_t *tail = &ch->ring.hdr->cq_tail.v;
+
+	do {
+		for (int i = 0; i < SPINS_PER_LOOK; i++) {
+			if (__atomic_load_n(tail, __ATOMIC_RELAXED) != ch->ring.cq_next)
+				return true;
+			exl3_ring_relax();
+		}
+		if (gone(ch))
+			return true;
+	} while (exl3_now_ns() < until_ns);
+	return false;
+}
+
+static void sleep_on_ring(struct exl3_channel *ch, uint64_t ns)
+{
+	struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000),
+			      .tv_nsec = (long)(ns % 1000000000)};
+
+	/* Before the last look at gone(): whoever sets that after our look sees this flag, see watch.c. */
+	__atomic_store_n(&ch->sleeping, 1, __ATOMIC_SEQ_CST);
+	if (exl3_ring_arm(&ch->ring, ch->cq_flags | EXL3_CQ_NEED_WAKEUP) && !gone(ch)) {
+		exl3_ring_futex_wait(&ch->ring.hdr->cq_tail.v, ch->ring.cq_next,
+				     ns == UINT64_MAX ? NULL : &ts);
+		ch->syscalls++;
+	}
+	exl3_ring_disarm(&ch->ring, ch->cq_flags);
+	__atomic_store_n(&ch->sleeping, 0, __ATOMIC_SEQ_CST);
+}
+
+int exl3_wait(struct exl3_channel *ch, struct exl3_cqe *ret, uint64_t timeout_ns)
+{
+	uint64_t now, end, spin_end;
+	int e = exl3_peek(ch, ret);
+
+	if (e != 0 || timeout_ns == 0 || ch->pending_first == ch->pending_last)
+		return e;
+	now = exl3_now_ns();
+	end = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
+	spin_end = ch->spin_ns > end - now ? end : now + ch->spin_ns;
+	if (ch->spin_ns)
+		spin(ch, spin_end);
+	for (;;) {
+		e = exl3_peek(ch, ret);
+		if (e != 0)
+			return e;
+		now = end == UINT64_MAX ? 0 : exl3_now_ns();
+		if (now >= end)
+			return 0;
+		sleep_on_ring(ch, end == UINT64_MAX ? UINT64_MAX : end - now);
+	}
+}
+
+int exl3_fd(struct exl3_channel *ch)
+{
+	ch->cq_flags = EXL3_CQ_WANT_MSG;
+	/* W3: a completion that came before is found by the peek that has to come before poll(). */
+	exl3_ring_arm(&ch->ring, ch->cq_flags);
+	return ch->notify_fd;
+}
+
+void exl3_fd_clear(struct exl3_channel *ch)
+{
+	char drop[64];
+
+	do
+		ch->syscalls++;
+	while (recv(ch->notify_fd, drop, sizeof(drop), MSG_DONTWAIT) > 0);
+}
+
+void exl3_channel_set_spin(struct exl3_channel *ch, uint64_t ns)
+{
+	ch->spin_ns = ns;
+}
+
+uint64_t exl3_channel_syscalls(const struct exl3_channel *ch)
+{
+	return ch->syscalls;
+}
