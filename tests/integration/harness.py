@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""harness.py - daemons, exl3ctl and clients as processes of a test; everything is ended afterwards."""
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TESTS = os.path.dirname(HERE)
+MODELS = os.path.join(TESTS, "models")
+WAIT = 60.0  # seconds for anything that should happen at once, on a slow machine under a sanitizer
+
+
+class Failed(Exception):
+    """The product did something else than it should."""
+
+
+class Skipped(Exception):
+    """Something is missing here; the text says what."""
+
+
+def check(condition, text):
+    if not condition:
+        raise Failed(text)
+
+
+def equal(got, want, what):
+    check(got == want, f"{what}: got {got!r}, expected {want!r}")
+
+
+def wait_for(condition, what, seconds=WAIT):
+    """Polls until condition() is true and returns its value."""
+    until = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        check(time.monotonic() < until, f"{what}: not within {seconds:g} s")
+        time.sleep(0.02)
+
+
+class Env:
+    """What the scenarios run against, and what they started."""
+
+    def __init__(self, build, backend, short, loops):
+        self.build = os.path.abspath(build)
+        self.backend, self.short, self.loops = backend, short, loops
+        self.tmp = tempfile.mkdtemp(prefix="exl3-it-")
+        self.procs, self.daemons = [], []
+        self._shared = None
+
+    def path(self, name):
+        return os.path.join(self.tmp, name)
+
+    def program(self, name):
+        path = os.path.join(self.build, name)
+        if not os.access(path, os.X_OK):
+            raise Skipped(f"{path} is not built")
+        return path
+
+    def model(self, name):
+        return os.path.join(MODELS, name)
+
+    def daemon(self, models=(), args=(), sock=None, wait=True):
+        d = Daemon(self, models, args, sock)
+        self.daemons.append(d)
+        if wait:
+            d.wait_ready()
+        return d
+
+    def shared(self):
+        """One daemon with all models for the scenarios that leave it as it was."""
+        if self._shared and self._shared.proc.poll() is not None:
+            self._shared = None
+        if not self._shared:
+            self._shared = Daemon(self, ("tiny-llama", "tiny-deepseek", "layers"))
+            self._shared.wait_ready()
+        return self._shared
+
+    def spawn(self, *args, **kw):
+        kw.setdefault("stdin", subprocess.DEVNULL)
+        proc = subprocess.Popen([str(a) for a in args], **kw)
+        self.procs.append(proc)
+        return proc
+
+    def run(self, *args, timeout=120, **kw):
+        """Runs a program to its end: (status, stdout, stderr)."""
+        proc = self.spawn(*args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          errors="replace", **kw)
+        try:
+            out, err = proc.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            proc.kill()
+            proc.communicate()
+            raise Failed(f"{os.path.basename(str(args[0]))} {' '.join(map(str, args[1:6]))}: "
+                         f"not done within {timeout} s") from None
+        self.procs.remove(proc)
+        return proc.returncode, out, err
+
+    def logs(self):
+        """The last words of the daemons that a failed scenario used."""
+        daemons = self.daemons + ([self._shared] if self._shared else [])
+        return "".join(f"\n    {os.path.basename(d.log_path)}: {line}"
+                       for d in daemons for line in d.log().splitlines()[-8:])
+
+    def end_scenario(self):
+        """Ends what a scenario left behind; the shared daemon stays."""
+        for proc in self.procs:
+            if proc.poll() is None:
+                proc.kill()
+            proc.wait()
+            for pipe in (proc.stdin, proc.stdout, proc.stderr):
+                if pipe:
+                    pipe.close()
+        self.procs = []
+        for d in self.daemons:
+            d.kill()
+        self.daemons = []
+
+    def close(self):
+        self.end_scenario()
+        if self._shared:
+            self._shared.kill()
+            self._shared = None
+        shutil.rmtree(self.tmp, ignore_errors=True)
+
+
+class Daemon:
+    """A supervisor with its worker, in a session of their own."""
+
+    count = 0
+
+    def __init__(self, env, models=(), args=(), sock=None):
+        Daemon.count += 1
+        self.env = env
+        self.sock = sock or env.path(f"{Daemon.count}.sock")
+        self.log_path = env.path(f"daemon-{Daemon.count}.log")
+        command = [env.program("exl3-daemon"), "--socket", self.sock, "--backend", env.backend]
+        for m in models:
+            command += ["--model", m if "=" in m else f"{m}={env.model(m)}"]
+        command += args
+        with open(self.log_path, "wb") as log:
+            self.proc = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                         start_new_session=True)
+
+    def log(self):
+        with open(self.log_path, errors="replace") as f:
+            return f.read()
+
+    def ctl(self, *args, timeout=120, **kw):
+        return self.env.run(self.env.program("exl3ctl"), "--socket", self.sock, *args, timeout=timeout, **kw)
+
+    def ctl_ok(self, *args, **kw):
+        rc, out, err = self.ctl(*args, **kw)
+        check(rc == 0, f"exl3ctl {' '.join(map(str, args))}: status {rc}, {err.strip() or out.strip()}")
+        return out
+
+    def json(self, *args):
+        return json.loads(self.ctl_ok(*args, "--json"))
+
+    def status(self):
+        return self.json("status")
+
+    def wait_ready(self):
+        """Until every model is loaded."""
+        def ready():
+            check(self.proc.poll() is None,
+                  f"the daemon ended with status {self.proc.returncode}: {self.log()[-2000:]}")
+            rc, out, _ = self.ctl("status", "--json")
+            if rc:
+                return False
+            states = [m["state"] for m in json.loads(out)["models"]]
+            check("failed" not in states, f"a model was refused: {out}")
+            return all(s == "ready" for s in states)
+        wait_for(ready, "daemon with all models loaded")
+
+    def wait_exit(self, seconds=WAIT):
+        try:
+            return self.proc.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"the daemon did not end within {seconds:g} s: {self.log()[-1000:]}") from None
+
+    def stop(self):
+        self.proc.send_signal(signal.SIGTERM)
+        return self.wait_exit()
+
+    def kill(self):
+        """Ends supervisor and workers at once; only ever our own children."""
+        try:
+            os.killpg(self.proc.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.proc.wait()
+
+    def worker_pid(self):
+        return self.status()["worker_pid"]
+
+    # ---- what it holds ----
+
+    def fds(self, pid=None):
+        """Open descriptors by kind, without the numbers that differ from one to the next."""
+        pid = pid or self.worker_pid()
+        kinds = {}
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                target = os.readlink(f"/proc/{pid}/fd/{fd}")
+            except FileNotFoundError:
+                continue
+            kind = target.split(":")[0] if target.startswith(("socket:", "pipe:")) else target
+            kinds[kind] = kinds.get(kind, 0) + 1
+        return kinds
+
+    def maps(self, pid=None):
+        """Shared memory that it has mapped: weights, arenas, rings."""
+        with open(f"/proc/{pid or self.worker_pid()}/maps") as f:
+            return sum(1 for line in f if "/memfd:" in line)
+
+    def rss_kib(self, pid=None):
+        with open(f"/proc/{pid or self.worker_pid()}/status") as f:
+            for line in f:
+                if line.startswith("VmRSS:"):
+                    return int(line.split()[1])
+        raise Failed("no VmRSS")
+
+    def held(self):
+        """Everything that must be the same before and after a client."""
+        s = self.status()
+        pid = s["worker_pid"]
+        return {"fds": self.fds(pid), "maps": self.maps(pid), "supervisor": self.fds(self.proc.pid),
+                "clients": s["clients"], "channels": s["channels"], "arena_bytes": s["arena_bytes"]}
+
+    def wait_held(self, before, what):
+        """The daemon may need a moment to notice that a client has gone."""
+        until = time.monotonic() + WAIT
+        while True:
+            now = self.held()
+            if now == before:
+                return
+            if time.monotonic() > until:
+                differ = {k: (before[k], now[k]) for k in before if before[k] != now[k]}
+                raise Failed(f"{what}: still held (before, after): {differ}")
+            time.sleep(0.05)
+
+    def listening(self):
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            s.connect(self.sock)
+            return True
+        except OSError:
+            return False
+        finally:
+            s.close()

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""run.py - the real daemon with real client processes: every scenario of test_*.py, one line each.
+
+Status 0: all passed. 1: some failed. 2: wrong arguments. 77: none could run.
+"""
+import argparse
+import importlib
+import os
+import signal
+import sys
+import time
+import traceback
+
+sys.dont_write_bytecode = True
+import harness  # noqa: E402
+
+SCENARIO_SECONDS = 240
+
+
+def scenarios(pattern):
+    for file in sorted(os.listdir(harness.HERE)):
+        if not file.startswith("test_") or not file.endswith(".py"):
+            continue
+        module = importlib.import_module(file[:-3])
+        for name, value in vars(module).items():  # in the order of the file
+            label = f"{file[5:-3]}: {name[5:].replace('_', ' ')}"
+            if name.startswith("test_") and callable(value) and (not pattern or pattern in label or pattern in name):
+                yield label, value
+
+
+def too_long(_signum, _frame):
+    raise harness.Failed(f"not done within {SCENARIO_SECONDS} s")
+
+
+def run_one(env, function):
+    """(word, text) of one scenario."""
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(SCENARIO_SECONDS)
+    try:
+        function(env)
+        return "ok", ""
+    except harness.Skipped as e:
+        return "skipped", str(e)
+    except harness.Failed as e:
+        return "FAILED", str(e)
+    except Exception:  # a fault of the test itself is a failure too
+        return "FAILED", traceback.format_exc(limit=-3)
+    finally:
+        signal.alarm(0)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--build", default="build", help="build folder")
+    parser.add_argument("--backend", default="cpu", help="backend of the daemon")
+    parser.add_argument("-k", metavar="PATTERN", help="only scenarios with this in their name")
+    parser.add_argument("--short", action="store_true", help="fewer repetitions, for builds with a sanitizer")
+    parser.add_argument("--loops", type=int, help="how often a client dies at each step (default 3, with --short 1)")
+    parser.add_argument("--list", action="store_true", help="only print the names")
+    args = parser.parse_args()
+
+    chosen = list(scenarios(args.k))
+    if args.list:
+        print("\n".join(label for label, _ in chosen))
+        return 0
+    counts = {"ok": 0, "FAILED": 0, "skipped": 0}
+    env = harness.Env(args.build, args.backend, args.short, args.loops or (1 if args.short else 3))
+    try:
+        for label, function in chosen:
+            start = time.monotonic()
+            word, text = run_one(env, function)
+            logs = env.logs() if word == "FAILED" else ""
+            env.end_scenario()
+            counts[word] += 1
+            print(f"{word:8}{label} ({time.monotonic() - start:.1f} s){': ' if text else ''}{text}{logs}", flush=True)
+    finally:
+        env.close()
+    print(f"{counts['ok']} passed, {counts['FAILED']} failed" +
+          (f", {counts['skipped']} skipped" if counts["skipped"] else ""))
+    if counts["FAILED"]:
+        return 1
+    return 0 if counts["ok"] else 77
+
+
+if __name__ == "__main__":
+    sys.exit(main())
