@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mla_ptx.cuh - the instructions that the MLA kernels use, one wrapper each.
+ *
+ * References: PTX ISA, sections "Asynchronous Data Movement" (cp.async), "Warp-level Matrix
+ * Instructions" (ldmatrix, mma), "Parallel Synchronization" (barrier.cluster), "Data Movement" (mapa).
+ */
+#ifndef EXL3_KERNELS_CUDA_MLA_PTX_CUH
+#define EXL3_KERNELS_CUDA_MLA_PTX_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <stdint.h>
+
+namespace exl3_mla
+{
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define EXL3_MLA_CLUSTERS 1
+#else
+#define EXL3_MLA_CLUSTERS 0
+#endif
+
+__device__ __forceinline__ uint32_t smem_addr(const void *p)
+{
+	return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* 16 bytes to shared memory past L1; @bytes 0 writes zeros and reads nothing. */
+__device__ __forceinline__ void cp_async16(uint32_t dst, const void *src, uint32_t bytes)
+{
+	asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
+		     "r"(bytes)
+		     : "memory");
+}
+
+__device__ __forceinline__ void cp_async_commit()
+{
+	asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int N> __device__ __forceinline__ void cp_async_wait()
+{
+	asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], uint32_t addr)
+{
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+		     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+		     : "r"(addr)
+		     : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix4_trans(uint32_t (&r)[4], uint32_t addr)
+{
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+		     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+		     : "r"(addr)
+		     : "memory");
+}
+
+/* c[16 x 8] += a[16 x 16] b[16 x 8], f32 accumulators. */
+template <bool BF16>
+__device__ __forceinline__ void mma16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+					 uint32_t b1)
+{
+	if constexpr (BF16)
+		asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+		    "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+		    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+		    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+	else
+		asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
+		    "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+		    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+		    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Two e4m3 values (low 16 bits) as f16x2; exact. */
+__device__ __forceinline__ uint32_t e4m3x2_to_f16x2(uint32_t v)
+{
+	const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)v, __NV_E4M3);
+
+	return (uint32_t)h.x | ((uint32_t)h.y << 16);
+}
+
+/* Loaded exactly once: the owner may change the word at any time. */
+__device__ __forceinline__ int64_t load_index(const void *p, bool wide)
+{
+	int64_t v;
+	int32_t w;
+
+	if (wide) {
+		asm volatile("ld.relaxed.gpu.global.s64 %0, [%1];" : "=l"(v) : "l"(p));
+		return v;
+	}
+	asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(w) : "l"(p));
+	return w;
+}
+
+__device__ __forceinline__ void cluster_arrive()
+{
+#if EXL3_MLA_CLUSTERS
+	asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void cluster_wait()
+{
+#if EXL3_MLA_CLUSTERS
+	asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/* Address of the same shared variable in CTA @rank of the cluster. */
+__device__ __forceinline__ uint32_t cluster_map(uint32_t addr, uint32_t rank)
+{
+#if EXL3_MLA_CLUSTERS
+	uint32_t ret;
+
+	asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(ret) : "r"(addr), "r"(rank));
+	return ret;
+#else
+	(void)rank;
+	return addr;
+#endif
+}
+
+#if EXL3_MLA_CLUSTERS
+#define EXL3_MLA_LD_CLUSTER "ld.shared::cluster"
+#else
+#define EXL3_MLA_LD_CLUSTER "ld.shared"
+#endif
+
+__device__ __forceinline__ float cluster_load(uint32_t addr)
+{
+	float v;
+
+	asm volatile(EXL3_MLA_LD_CLUSTER ".f32 %0, [%1];" : "=f"(v) : "r"(addr) : "memory");
+	return v;
+}
+
+__device__ __forceinline__ float4 cluster_load4(uint32_t addr)
+{
+	float4 v;
+
+	asm volatile(EXL3_MLA_LD_CLUSTER ".v4.f32 {%0,%1,%2,%3}, [%4];"
+		     : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+		     : "r"(addr)
+		     : "memory");
+	return v;
+}
+
+} // namespace exl3_mla
+
+#endif
