@@ -226,13 +226,20 @@ struct exl3_backend_ops {
 	const struct exl3_kernel *kernels; /* ends with a NULL name */
 };
 
-extern const struct exl3_backend_ops exl3_backend_cpu;
-extern const struct exl3_backend_ops exl3_backend_cuda; /* only in builds with nvcc */
+/* Grows with every change of the structs above: a plugin of another version is not used. */
+#define EXL3_BACKEND_ABI 1u
 
-/* Backend by name, or NULL; "" or "auto": cuda if it has a device, else cpu. kernels/select.c */
+extern const struct exl3_backend_ops exl3_backend_cpu;
+
+/*
+ * Backend by name, or NULL; "" or "auto": cuda if it has a device, else cpu. Looks for the CUDA plugin
+ * at the first call; any thread. kernels/select.c
+ */
 const struct exl3_backend_ops *exl3_backend_find(const char *name);
-/* All compiled backends; ends with NULL. */
-extern const struct exl3_backend_ops *const exl3_backends[];
+/* All backends of this installation, after the first exl3_backend_find(); ends with NULL. */
+extern const struct exl3_backend_ops *exl3_backends[];
+/* Why there is no CUDA backend, or NULL: there is one. */
+const char *exl3_backend_plugin_error(void);
 
 #ifdef __cplusplus
 }

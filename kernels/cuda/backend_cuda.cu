@@ -11,6 +11,7 @@
  */
 #include "kernels/cuda/dev.h"
 #include "kernels/cuda/lower.h"
+#include "kernels/cuda/moe.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -330,7 +331,32 @@ static bool cuda_wake_arm(struct exl3_dev *dev)
 	return exl3_executor_arm(dev->exec);
 }
 
-extern "C" const struct exl3_backend_ops exl3_backend_cuda = {
+static int cuda_moe_plan(struct exl3_dev *dev, const struct exl3_expert *experts, uint32_t nr_experts,
+			 void **ret, struct exl3_error *err)
+{
+	struct exl3_cuda_moe_plan *plan;
+	int code;
+
+	cudaSetDevice(dev->ordinal);
+	code = exl3_cuda_moe_plan_new(experts, nr_experts, &plan, err);
+	if (!code)
+		*ret = plan;
+	return code;
+}
+
+static void cuda_moe_plan_free(struct exl3_dev *dev, void *plan)
+{
+	cudaSetDevice(dev->ordinal);
+	exl3_cuda_moe_plan_free((struct exl3_cuda_moe_plan *)plan);
+}
+
+#define EXPORTED __attribute__((visibility("default")))
+
+extern "C" EXPORTED const uint32_t exl3_backend_cuda_abi;
+extern "C" EXPORTED const struct exl3_backend_ops exl3_backend_cuda;
+
+const uint32_t exl3_backend_cuda_abi = EXL3_BACKEND_ABI;
+const struct exl3_backend_ops exl3_backend_cuda = {
 	"cuda",
 	cuda_probe,
 	cuda_open,
@@ -346,8 +372,8 @@ extern "C" const struct exl3_backend_ops exl3_backend_cuda = {
 	exl3_cuda_staging_free,
 	exl3_cuda_arena_new,
 	exl3_cuda_arena_free,
-	NULL,
-	NULL,
+	cuda_moe_plan,
+	cuda_moe_plan_free,
 	exl3_cuda_select,
 	cuda_submit,
 	cuda_poll,

@@ -5,6 +5,7 @@
  * One stream per device, so launches share one workspace: [zero words | kernels' scratch | buffers of a
  * composed operation (MLP)]. A request whose scratch would not fit runs in chunks of rows.
  */
+#include "kernels/cuda/act.cuh"
 #include "kernels/cuda/dev.h"
 #include "kernels/cuda/lower.h"
 
@@ -188,39 +189,6 @@ static int lower_linear(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 
 /* ---- dense MLP: gate and up in one launch, activation, down ---- */
 
-/* a = act(g, u) with the limit; formulas of the format's section on experts. All float. */
-__device__ static float activate(float g, float u, int act, float limit)
-{
-	float a;
-
-	switch (act) {
-	case EXL3_ACT_RELU2:
-		u = fmaxf(u, 0.0f);
-		return u * u;
-	case EXL3_ACT_SWIGLU_OAI:
-		if (limit > 0.0f) {
-			/* Comparisons written so that NaN stays NaN. */
-			g = g > limit ? limit : g;
-			u = u > limit ? limit : u < -limit ? -limit : u;
-		}
-		return g / (1.0f + expf(-1.702f * g)) * (u + 1.0f);
-	case EXL3_ACT_RELU2_GATED:
-		a = g > 0.0f || isnan(g) ? g * g : 0.0f;
-		break;
-	case EXL3_ACT_GELU:
-		a = 0.5f * g * (1.0f + tanhf(0.7978845608028654f * (g + 0.044715f * g * g * g)));
-		break;
-	default:
-		a = g / (1.0f + expf(-g));
-		break;
-	}
-	if (limit > 0.0f) {
-		a = a > limit ? limit : a;
-		u = u > limit ? limit : u < -limit ? -limit : u;
-	}
-	return a * u;
-}
-
 /* gu [m, gate | up] f32, stored sizes; a [m, inter] f32, padded columns exact zeros. */
 __global__ static void mlp_act_kernel(const float *gu, float *a, uint32_t inter, uint32_t inter_log,
 				      uint32_t gated, int act, float limit)
@@ -234,7 +202,7 @@ __global__ static void mlp_act_kernel(const float *gu, float *a, uint32_t inter,
 	float u = src[gated ? inter + col : col];
 	float g = gated ? src[col] : 0.0f;
 
-	a[row * inter + col] = col < inter_log ? activate(g, u, act, limit) : 0.0f;
+	a[row * inter + col] = col < inter_log ? exl3::activate(g, u, act, limit) : 0.0f;
 }
 
 /* Sum of the slices' outputs, converted into the rows' own memory. */
@@ -253,7 +221,7 @@ __global__ static void mlp_sum_kernel(const float *part, uint32_t nr, size_t par
 	void *dst = table ? table[row].y : (char *)y + row * y_stride;
 	int dtype = table ? table[row].y_dtype : y_dtype;
 
-	exl3_cuda_store(dst, col, dtype, v);
+	exl3::store_elem(dst, col, dtype, v);
 }
 
 static int lower_mlp(struct exl3_dev *dev, struct exl3_cuda_slot *slot)

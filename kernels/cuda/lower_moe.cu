@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* lower_moe.cu - the routed block: from checked work to the launches of moe.cu. */
+#include "kernels/cuda/lower.h"
+#include "kernels/cuda/moe.h"
+
+#include <errno.h>
+#include <string.h>
+
+bool exl3_cuda_supports_moe(const struct exl3_dev *dev, const struct exl3_work *work)
+{
+	(void)dev;
+	return work->u.moe.plan && work->nr_rows <= EXL3_CUDA_MOE_ENTRIES_MAX;
+}
+
+int exl3_cuda_lower_moe(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
+{
+	const struct exl3_work *work = slot->work;
+	struct exl3_cuda_moe_entry entries[EXL3_CUDA_MOE_ENTRIES_MAX];
+	struct exl3_cuda_moe a;
+
+	if (!exl3_cuda_supports_moe(dev, work))
+		return -EOPNOTSUPP;
+	memset(&a, 0, sizeof(a));
+	memset(entries, 0, sizeof(entries));
+	for (uint32_t i = 0; i < work->nr_rows; i++) {
+		const struct exl3_rows *r = &work->rows[i];
+		const struct exl3_moe_args::exl3_route *route = &work->u.moe.routes[i];
+		struct exl3_cuda_moe_entry *e = &entries[i];
+
+		e->x = r->x;
+		e->y = r->y;
+		e->x_stride = r->x_stride;
+		e->y_stride = r->y_stride;
+		e->m = r->m;
+		e->x_dtype = r->x_dtype;
+		e->y_dtype = r->y_dtype;
+		e->stored = r->stored;
+		e->ids = route->ids;
+		e->weights = route->weights;
+		e->topk = route->topk;
+		e->ids_dtype = route->ids_dtype;
+		e->weights_dtype = route->weights_dtype;
+		e->skipped = (unsigned long long *)&slot->skipped_dev[i];
+	}
+	a.plan = (const struct exl3_cuda_moe_plan *)work->u.moe.plan;
+	a.entries = entries;
+	a.nr_entries = work->nr_rows;
+	a.act = work->u.moe.act;
+	a.limit = work->u.moe.limit;
+	a.routed_scale = work->u.moe.routed_scale;
+	a.ws = dev->ws;
+	a.ws_bytes = dev->ws_bytes;
+	a.device_sms = dev->sms;
+	a.device_cc = dev->cc;
+	return exl3_cuda_moe_launch(&a, dev->stream);
+}
