@@ -32,7 +32,7 @@ static int facts_failed;
 __attribute__((format(printf, 4, 5))) static inline void fact(const char *name, const char *says,
 							      bool holds, const char *fmt, ...)
 {
-	char seen[256];
+	char seen[512];
 	va_list ap;
 
 	va_start(ap, fmt);
