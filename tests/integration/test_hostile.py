@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients that break every rule: only they suffer, and all that they held comes back."""
+import os
+import signal
+import subprocess
+import time
+
+import exl3ref as ref
+from harness import WAIT, check, equal
+
+MODEL, MODULE = "tiny-llama", "model.layers.0.mlp.down_proj"
+
+
+def hostile(env, d, *args, seconds=120):
+    rc, out, err = env.run(env.program("tests/integration/hostile"), d.sock, *args, timeout=seconds)
+    check(rc == 0, f"hostile {args[0]}: status {rc}: {out.strip()} {err.strip()}")
+    return out
+
+
+def neighbour(env, d, what):
+    """Somebody else is served, with right results."""
+    x = env.path("n.npy")
+    if not os.path.exists(x):
+        ref.npy_save(x, "<f4", (1, 256), [0.5] * 256)
+    start = time.monotonic()
+    d.ctl_ok("run", "linear", "layers", "k4.mul1", x, "-o", env.path("n-out.npy"))
+    took = time.monotonic() - start
+    got = ref.npy_load(env.path("n-out.npy"))[2]
+    if not hasattr(env, "neighbour_y"):
+        env.neighbour_y = ref.Matrix(ref.load(f"{env.model('layers')}/layers.safetensors"), "k4.mul1").apply([0.5] * 256)
+    check(ref.relative_errors(got, env.neighbour_y)[0] < 2e-4, f"{what}: the neighbour's result is wrong")
+    check(took < WAIT / 2, f"{what}: the neighbour waited {took:.1f} s")
+
+
+def holding(env, d, *args, program="hostile"):
+    """Starts one that holds its bad state; returns the process."""
+    proc = env.spawn(env.program(f"tests/integration/{program}"), d.sock, *args, stdin=subprocess.PIPE,
+                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    lines = []
+    while True:
+        line = proc.stdout.readline()
+        if not line:
+            proc.wait()
+            check(False, f"hostile {args[0]}: status {proc.returncode}: {' '.join(lines)} {proc.stderr.read().strip()}")
+        if line.strip() == "holding":
+            return proc
+        lines.append(line.strip())
+
+
+def let_go(proc, what):
+    out, err = proc.communicate(timeout=WAIT)
+    check(proc.returncode == 0, f"{what}: status {proc.returncode}: {out.strip()} {err.strip()}")
+
+
+def held_between(env, *args):
+    """One that holds: the neighbours are served meanwhile, everything comes back afterwards."""
+    d = env.shared()
+    neighbour(env, d, "before")
+    before = d.held()
+    proc = holding(env, d, *args)
+    for _ in range(3):
+        neighbour(env, d, args[0])
+    d.ctl_ok("status")
+    let_go(proc, args[0])
+    d.wait_held(before, f"after {args[0]}")
+
+
+def run_between(env, *args):
+    d = env.shared()
+    neighbour(env, d, "before")
+    before = d.held()
+    out = hostile(env, d, *args)
+    neighbour(env, d, f"after {args[0]}")
+    d.wait_held(before, f"after {args[0]}")
+    return out
+
+
+def test_broken_entries(env):
+    run_between(env, "entries", MODEL, MODULE)
+
+
+def test_garbage_entries(env):
+    for seed in range(1 if env.short else 4):
+        run_between(env, "garbage", MODEL, MODULE, str(seed + 1), "500" if env.short else "5000")
+
+
+def test_impossible_ring_words(env):
+    run_between(env, "words", MODEL, MODULE)
+
+
+def test_full_completion_queue(env):
+    held_between(env, "nodrain", MODEL, MODULE)
+
+
+def test_full_eventfd_and_a_flood_of_kicks(env):
+    held_between(env, "kicks", MODEL, MODULE)
+
+
+def test_full_notification_socket(env):
+    held_between(env, "notify", MODEL, MODULE)
+
+
+def test_tampering_with_descriptors(env):
+    run_between(env, "seals", MODEL, MODULE, "model.norm.weight")
+
+
+def test_garbage_packets(env):
+    for seed in range(1 if env.short else 4):
+        run_between(env, "packets", str(seed + 1), "200" if env.short else "2000")
+
+
+def test_surplus_descriptors(env):
+    for count in ("1", "8", "9", "253"):
+        held_between(env, "surplus", count)
+
+
+def test_ids_and_slots_that_lie_or_change(env):
+    d = env.shared()
+    neighbour(env, d, "before")
+    before = d.held()
+    rc, out, err = env.run(env.program("tests/integration/indices"), d.sock, "tiny-deepseek", "model.layers.1.mlp",
+                           "50" if env.short else "1000", timeout=200)
+    equal(rc, 0, f"indices ({out.strip()} {err.strip()})")
+    neighbour(env, d, "after indices")
+    d.wait_held(before, "after indices")
+
+
+def test_hello_rules(env):
+    run_between(env, "hello")
+
+
+def test_one_that_never_reads(env):
+    held_between(env, "deaf", MODEL)
+
+
+def test_limits(env):
+    d = env.daemon((f"{MODEL}={env.model(MODEL)}", f"layers={env.model('layers')}"),
+                   ["--arena-max", "16M", "--channels-max", "3", "--clients-max", "6"])
+    before = d.held()
+    rc, out, err = env.run(env.program("tests/integration/limits"), d.sock, "16777216", "3", MODEL, MODULE, timeout=200)
+    equal(rc, 0, f"limits ({out.strip()} {err.strip()})")
+    d.wait_held(before, "after limits")
+    # The daemon is full: newcomers are told so, not left waiting; those inside are served.
+    procs = [holding(env, d, "idle", program="limits") for _ in range(6)]
+    rc, _, err = d.ctl("status", timeout=WAIT)
+    check(rc in (3, 4) and err.strip(), f"one client too many: status {rc}, {err}")
+    for proc in procs:
+        let_go(proc, "idle")
+    neighbour(env, d, "after one client too many")
+    d.wait_held(before, "after many clients")
+
+
+def test_killed_at_each_step(env):
+    """dying.c kills itself at each step of the protocol, after different delays."""
+    d = env.shared()
+    program = env.program("tests/integration/dying")
+    steps = env.run(program, "steps")[1].split()
+    check(len(steps) >= 20, f"steps: {steps}")
+    neighbour(env, d, "before")
+    pid = d.worker_pid()
+    for step in steps:  # once each, so that what the first use of a path allocates is there
+        die(env, program, d, step, 0)
+    settled(d)
+    before, rss = d.held(), d.rss_kib(pid)
+    for round_ in range(env.loops):
+        for i, step in enumerate(steps):
+            die(env, program, d, step, 37 * (i + 7 * round_) % 1500)
+        neighbour(env, d, f"round {round_ + 1}")
+    d.wait_held(before, f"after {env.loops * len(steps)} deaths")
+    equal(d.worker_pid(), pid, "worker")
+    grown = d.rss_kib(pid) - rss
+    check(grown < 2048 + 8 * env.loops or env.short, f"the worker has grown by {grown} KiB")
+
+
+def settled(d):
+    """Until all that was held by the dead has come back."""
+    until = time.monotonic() + WAIT
+    while d.status()["clients"] > 1 or d.status()["channels"] > 0:
+        check(time.monotonic() < until, f"dead clients are still there: {d.ctl_ok('ps')}")
+        time.sleep(0.05)
+
+
+def die(env, program, d, step, delay_us):
+    rc, out, err = env.run(program, d.sock, MODEL, MODULE, step, str(delay_us))
+    equal((rc, out.strip()), (-signal.SIGKILL, step), f"dying at {step} ({err.strip()})")
+
+
+def test_killed_clients_beside_a_working_one(env):
+    """A language model's text does not change by the deaths around it."""
+    d = env.shared()
+    command = [env.program("examples/tiny_llama"), "--socket", d.sock, "generate", "--prompt", "The bridge over the river",
+               "--tokens", "100" if env.short else "300"]
+    rc, want, err = env.run(*command)
+    equal(rc, 0, f"alone ({err})")
+    writer = env.spawn(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    program, deaths = env.program("tests/integration/dying"), 0
+    for step in ("running", "queued", "two", "asleep", "freed", "closed") * 2:
+        die(env, program, d, step, 100 * deaths)
+        deaths += 1
+    out, err = writer.communicate(timeout=WAIT)
+    equal(writer.returncode, 0, f"beside {deaths} deaths ({err})")
+    equal(out, want, "text")

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start, refusals, restart of the worker, load and unload, drain."""
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import exl3ref as ref
+from harness import MODELS, WAIT, check, equal, wait_for
+
+LAYERS = "layers=" + os.path.join(MODELS, "layers")
+
+
+def x_file(env, name="x.npy", k=256):
+    ref.npy_save(env.path(name), "<f4", (1, k), [0.01 * i for i in range(k)])
+    return env.path(name)
+
+
+def linear_status(env, d, module="k4.mul1", model="layers"):
+    """(status, message) of a request through a new process."""
+    rc, _, err = d.ctl("run", "linear", model, module, x_file(env), "-o", env.path("y.npy"))
+    return rc, err
+
+
+def test_second_daemon_on_a_live_socket(env):
+    d = env.daemon()
+    second = env.daemon(sock=d.sock, wait=False)
+    equal(second.wait_exit(), 1, "status of the second daemon")
+    check(d.sock in second.log(), f"the second daemon does not name the socket: {second.log()}")
+    d.ctl_ok("status")
+
+
+def test_stale_socket_is_replaced(env):
+    path = env.path("stale.sock")
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.bind(path)
+    s.close()
+    check(os.path.exists(path), "no stale socket to test with")
+    env.daemon(sock=path).ctl_ok("status")
+
+
+def test_something_else_at_the_socket_path(env):
+    """A file that is no socket is not ours to remove."""
+    path = env.path("file.sock")
+    with open(path, "w") as f:
+        f.write("precious")
+    d = env.daemon(sock=path, wait=False)
+    equal(d.wait_exit(), 1, "status")
+    with open(path) as f:
+        equal(f.read(), "precious", "the file")
+
+
+def test_socket_mode_and_removal(env):
+    d = env.daemon()
+    equal(oct(os.stat(d.sock).st_mode & 0o777), oct(0o660), "socket mode")
+    equal(d.stop(), 0, "status after SIGTERM")
+    check(not os.path.exists(d.sock), "the socket is left behind")
+    rc, _, err = d.ctl("status")
+    equal(rc, 4, "exl3ctl without a daemon")
+    check(d.sock in err, f"the message does not name the socket: {err}")
+
+
+def broken_checkpoints(env):
+    """name -> (folder, words that the refusal must contain)."""
+    out = {}
+
+    def folder(name):
+        path = env.path(f"broken-{name}")
+        shutil.rmtree(path, ignore_errors=True)
+        os.mkdir(path)
+        return path
+
+    out["missing"] = (env.path("nowhere"), ["nowhere"])
+    out["empty"] = (folder("empty"), ["empty"])
+    good = os.path.join(MODELS, "layers", "layers.safetensors")
+    with open(good, "rb") as f:
+        blob = f.read()
+
+    path = folder("cut")
+    with open(os.path.join(path, "model.safetensors"), "wb") as f:
+        f.write(blob[:-1000])
+    out["cut"] = (path, ["model.safetensors"])
+
+    path = folder("header")
+    with open(os.path.join(path, "model.safetensors"), "wb") as f:
+        f.write(b"\xff" * 8 + blob[8:])
+    out["header"] = (path, ["model.safetensors"])
+
+    tensors = ref.load(good)
+    path = folder("shape")
+    keep = {n: t for n, t in tensors.items() if n.startswith("k4.mul1.")}
+    keep["k4.mul1.suh"].shape, keep["k4.mul1.suh"].data = [128], keep["k4.mul1.suh"].data[:256]
+    ref.save(os.path.join(path, "model.safetensors"), keep)
+    out["shape"] = (path, ["model.safetensors", "k4.mul1"])
+
+    path = folder("nan")
+    keep = {n: t for n, t in ref.load(good).items() if n.startswith("k4.mul1.")}
+    keep["k4.mul1.svh"].data = b"\x00\x7e" + keep["k4.mul1.svh"].data[2:]
+    ref.save(os.path.join(path, "model.safetensors"), keep)
+    out["nan"] = (path, ["model.safetensors", "k4.mul1.svh"])
+    return out
+
+
+def test_refused_model_ends_the_daemon(env):
+    for name, (path, words) in broken_checkpoints(env).items():
+        d = env.daemon((f"bad={path}",), wait=False)
+        equal(d.wait_exit(), 1, f"{name}: status")
+        for word in words:
+            check(word in d.log(), f"{name}: \"{word}\" is not in: {d.log()}")
+        check(d.log().count("\n") < 20, f"{name}: a restart loop? {d.log()}")
+
+
+def test_refused_load_leaves_the_rest_alone(env):
+    d = env.daemon((LAYERS,))
+    before = d.status()["weight_bytes"]
+    for name, (path, words) in broken_checkpoints(env).items():
+        rc, _, err = d.ctl("load", f"bad-{name}={path}")
+        equal(rc, 3, f"{name} ({err.strip()})")
+        for word in words:
+            check(word in err, f"{name}: \"{word}\" is not in: {err}")
+        equal(linear_status(env, d), (0, ""), f"after {name}")
+    equal(d.status()["weight_bytes"], before, "weight bytes")
+
+
+def test_load_and_unload_while_serving(env):
+    d = env.daemon((LAYERS,))
+    empty = d.held()
+    before = d.status()["weight_bytes"]
+    for _ in range(1 if env.short else 3):
+        d.ctl_ok("load", f"second={env.model('tiny-llama')}")
+        names = {m["name"]: m for m in d.status()["models"]}
+        equal(names["second"]["state"], "ready", "state after load")
+        check(d.status()["weight_bytes"] > before, "a second model weighs nothing")
+        rc, _, err = d.ctl("load", f"second={env.model('tiny-llama')}")
+        equal(rc, 3, f"a second model of that name ({err.strip()})")
+        x = x_file(env, "x384.npy", 384)
+        d.ctl_ok("run", "linear", "second", "lm_head", x, "-o", env.path("y.npy"))
+        d.ctl_ok("unload", "second")
+        rc, err = linear_status(env, d, "lm_head", "second")
+        equal(rc, 3, "a request to an unloaded model")
+        wait_for(lambda: d.status()["weight_bytes"] == before, "memory of the unloaded model")
+        equal(linear_status(env, d), (0, ""), "the other model")
+    d.wait_held(empty, "after load and unload")
+    rc, _, err = d.ctl("unload", "nonesuch")
+    equal(rc, 3, "unload of what is not there")
+    check("nonesuch" in err, f"the message does not name the model: {err}")
+
+
+def test_unload_under_requests(env):
+    """Accepted requests finish, later ones get -ENOENT, nothing else."""
+    d = env.daemon((f"llama={env.model('tiny-llama')}", LAYERS))
+    client = env.spawn(env.program("examples/tiny_llama"), "--socket", d.sock, "--model", "llama", "generate", "--prompt",
+                       "The", "--tokens", "480", "--temperature", "1", stdout=subprocess.PIPE,
+                       stderr=subprocess.PIPE)
+    client.stdout.read(20)  # it runs
+    d.ctl_ok("unload", "llama")
+    _, err = client.communicate(timeout=WAIT)
+    check(client.returncode in (0, 1), f"client: status {client.returncode}")
+    if client.returncode:
+        check(b"No such" in err, f"client: {err.decode()}")
+    wait_for(lambda: all(m["name"] != "llama" for m in d.status()["models"]), "the model to go")
+    equal(linear_status(env, d), (0, ""), "the other model")
+
+
+def test_status_while_loading(env):
+    """The socket answers at once; a request to a model that is on its way is told so."""
+    fifo_dir = env.path("slow")
+    os.makedirs(fifo_dir, exist_ok=True)
+    big = os.path.join(fifo_dir, "model.safetensors")
+    if not os.path.exists(big):
+        one = ref.load(os.path.join(MODELS, "layers", "layers.safetensors"))
+        tensors = {}
+        for i in range(300):
+            for part in ("trellis", "suh", "svh", "mul1"):
+                tensors[f"m{i}.{part}"] = one[f"k8.mul1.{part}"]
+        ref.save(big, tensors)
+    d = env.daemon((f"slow={fifo_dir}",), wait=False)
+    answers = set()
+
+    def done():
+        check(d.proc.poll() is None, f"the daemon ended: {d.log()}")
+        rc, out, _ = d.ctl("status", "--json")
+        if rc:
+            return False
+        state = json.loads(out)["models"][0]["state"]
+        answers.add(state)
+        rc, err = linear_status(env, d, "m0.trellis"[:2], "slow")
+        if rc == 3:
+            check("loading" in err, f"a request while loading: {err}")
+            answers.add("told so")
+        else:
+            equal(rc, 0, f"a request ({err})")
+        return state == "ready"
+    wait_for(done, "the model")
+    check("ready" in answers, f"never ready: {answers}")
+
+
+def test_worker_killed(env):
+    """Clients get -ESTALE at once, the supervisor starts a new worker, a new connection works."""
+    d = env.daemon((f"llama={env.model('tiny-llama')}", LAYERS))
+    for round_ in range(1 if env.short else 2):
+        before = d.status()
+        client = env.spawn(env.program("examples/tiny_llama"), "--socket", d.sock, "--model", "llama", "generate",
+                           "--prompt", "The", "--tokens", "480", "--temperature", "1", stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE)
+        client.stdout.read(20)
+        os.kill(before["worker_pid"], signal.SIGKILL)
+        _, err = client.communicate(timeout=WAIT)
+        equal(client.returncode, 1, "status of a client whose worker died")
+        check(b"gone" in err or b"went away" in err, f"client: {err.decode()}")
+        d.wait_ready()
+        after = d.status()
+        check(after["worker_pid"] != before["worker_pid"], "no new worker")
+        equal(after["supervisor_pid"], before["supervisor_pid"], "supervisor")
+        equal(linear_status(env, d), (0, ""), f"after restart {round_ + 1}")
+
+
+def test_restart_limit(env):
+    """A worker that dies again and again ends the daemon with status 1 instead of a loop."""
+    d = env.daemon(args=["--restart-limit", "2", "--restart-window", "600"])
+    pids = []
+    for _ in range(3):
+        pids.append(wait_for(lambda: new_worker(d, pids), "a worker"))
+        os.kill(pids[-1], signal.SIGKILL)
+    equal(d.wait_exit(), 1, "status")
+    check(not d.listening(), "the socket still answers")
+
+
+def new_worker(d, known):
+    rc, out, _ = d.ctl("status", "--json")
+    pid = json.loads(out)["worker_pid"] if rc == 0 else 0
+    return pid if pid not in known else 0
+
+
+def test_supervisor_killed(env):
+    """Without a supervisor the worker does not go on alone."""
+    d = env.daemon()
+    worker = d.worker_pid()
+    os.kill(d.proc.pid, signal.SIGKILL)
+    d.proc.wait()
+    wait_for(lambda: not os.path.exists(f"/proc/{worker}") or zombie(worker), "the worker to end")
+
+
+def zombie(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_drain_on_sigterm(env):
+    """What was accepted finishes; the daemon ends with status 0; a client in between is told why."""
+    d = env.daemon((f"llama={env.model('tiny-llama')}",))
+    client = env.spawn(env.program("examples/tiny_llama"), "--socket", d.sock, "--model", "llama", "generate", "--prompt",
+                       "The", "--tokens", "480", "--temperature", "1", stdout=subprocess.PIPE,
+                       stderr=subprocess.PIPE)
+    client.stdout.read(20)
+    equal(d.stop(), 0, "status after SIGTERM")
+    _, err = client.communicate(timeout=WAIT)
+    check(client.returncode in (0, 1), f"client: status {client.returncode}")
+    if client.returncode:
+        check(re.search(rb"shut|drain|gone|went away", err), f"client: {err.decode()}")
+    check(not os.path.exists(f"/proc/{d.proc.pid}"), "the supervisor is still there")
+
+
+def test_drain_verb(env):
+    d = env.daemon((LAYERS,))
+    d.ctl_ok("drain")
+    equal(d.wait_exit(), 0, "status after drain")
+
+
+def test_stop_while_loading_and_twice(env):
+    d = env.daemon((f"llama={env.model('tiny-llama')}",), wait=False)
+    d.proc.send_signal(signal.SIGTERM)
+    d.proc.send_signal(signal.SIGTERM)
+    check(d.wait_exit() in (0, -signal.SIGTERM), "status after two SIGTERMs at once")
+
+
+def test_check_config(env):
+    program = env.program("exl3-daemon")
+    good = env.path("good.conf")
+    with open(good, "w") as f:
+        f.write("; a comment\nbackend = cpu\nthreads = 2\narena-max = 64M\n")
+    rc, out, err = env.run(program, "--config", good, "--check-config")
+    equal(rc, 0, f"a good file ({err or out})")
+    for text, word in (("threads = many\n", "threads"), ("tread = 1\n", "tread"), ("backend = abacus\n", "backend"),
+                       ("spin-us = -1\n", "spin-us"), ("what is this\n", "bad.conf:1")):
+        bad = env.path("bad.conf")
+        with open(bad, "w") as f:
+            f.write(text)
+        rc, out, err = env.run(program, "--config", bad, "--check-config")
+        check(rc != 0 and word in out + err and "bad.conf" in out + err, f"{text.strip()!r}: status {rc}, {out}{err}")
+    rc, _, err = env.run(program, "--threads", "-5", "--check-config")
+    check(rc != 0 and "threads" in err, f"a bad flag: status {rc}, {err}")
+    rc, out, _ = env.run(program, "--help")
+    check(rc == 0 and "--restart-limit" in out, "--help does not list the keys")
+    start = time.monotonic()
+    rc, _, err = env.run(program, "--no-such-flag")
+    check(rc not in (0, None) and "no-such-flag" in err and time.monotonic() - start < WAIT, f"unknown flag: {rc} {err}")
