@@ -7,7 +7,6 @@
  *   R0 client stores sq_tail -> A0 daemon loads sq_tail   entry contents before the index
  *   R1 daemon stores sq_head -> A1 client loads sq_head   entry copied out before its slot is reused
  *   R2 daemon stores cq_tail -> A2 client loads cq_tail   completion contents before the index
- *   R3 client stores cq_head -> A3 daemon loads cq_head   completion copied out before its slot is reused
  *   W0 client: store sq_tail,  then load sq_flags  }  all four accesses seq_cst: one side sees the
  *   W1 daemon: store sq_flags, then load sq_tail   }  other, so no wake-up of the daemon is lost
  *   W2 daemon: store cq_tail,  then load cq_flags  }  likewise for a wake-up of the client
@@ -18,9 +17,10 @@
  * is checked against the ring size, an entry is copied to private memory before anybody looks at it.
  *
  * Credit: a request is outstanding from exl3_ring_get() until its completion is taken, and no more may
- * be outstanding than the CQ has entries. Taking a completion stores cq_head (R3) before a later
- * sq_tail (R0), so the daemon, which loads in the opposite order, always sees the credit that an honest
- * client used; a request without credit is a broken protocol, and the CQ never overflows.
+ * be outstanding than the CQ has entries. So the CQ never overflows, and cq_head needs no order of its
+ * own: a CQ slot is reused for a request that was submitted after the slot had been read, and R0/A0
+ * stands between the two. For the same reason the daemon, which loads sq_tail first, sees all the credit
+ * that an honest client used; a request without credit is a broken protocol.
  */
 #ifndef EXL3_SHM_RING_H
 #define EXL3_SHM_RING_H
@@ -41,7 +41,7 @@
 struct exl3_ring_server {
 	struct exl3_ring_hdr *hdr; /* borrowed from the channel's segment, as the two arrays are */
 	const struct exl3_sqe *sqes; /* a slot is the client's until R0, ours until R1 */
-	struct exl3_cqe *cqes;       /* a slot is ours until R2, the client's until R3 */
+	struct exl3_cqe *cqes;       /* a slot is ours until R2, then the client's while credit counts it */
 	uint32_t sq_mask, cq_mask;   /* our own copies of entries - 1 */
 	uint32_t sq_next;            /* next entry to take; *sq_head as we last stored it */
 	uint32_t cq_next;            /* next completion to post */
@@ -124,7 +124,7 @@ static inline int exl3_sq_take(struct exl3_ring_server *r, struct exl3_sqe *out,
 	if (n > r->sq_mask + 1)
 		return -EPROTO; /* the tail is the client's word; mask and next are our own copies */
 	/* After A0, so that we see every completion whose credit these entries use. */
-	unread = r->cq_next - __atomic_load_n(&r->hdr->cq_head.v, __ATOMIC_ACQUIRE); /* A3 */
+	unread = r->cq_next - __atomic_load_n(&r->hdr->cq_head.v, __ATOMIC_RELAXED);
 	if (unread > r->cq_mask + 1 || r->outstanding + unread + n > r->cq_mask + 1)
 		return -EPROTO;
 	if (n > max)
@@ -245,7 +245,7 @@ static inline int exl3_ring_take(struct exl3_ring_client *r, struct exl3_cqe *re
 	exl3_ring_copy(ret, r->cqes + (r->cq_next & r->cq_mask), sizeof(*ret));
 	r->cq_next++;
 	r->outstanding--;
-	__atomic_store_n(&r->hdr->cq_head.v, r->cq_next, __ATOMIC_RELEASE); /* R3 */
+	__atomic_store_n(&r->hdr->cq_head.v, r->cq_next, __ATOMIC_RELAXED);
 	return 1;
 }
 

@@ -54,6 +54,23 @@ static int segment_mmap(struct exl3_segment *seg, struct exl3_error *err)
 	return 0;
 }
 
+/* What the machine could give without killing somebody for it. */
+static uint64_t memory_available(void)
+{
+	unsigned long long kib = 0;
+	char line[128];
+	FILE *f = fopen("/proc/meminfo", "re");
+
+	while (f && fgets(line, sizeof(line), f))
+		if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
+			break;
+	if (f)
+		fclose(f);
+	if (kib)
+		return kib * 1024;
+	return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
 int exl3_segment_new(const char *name, size_t bytes, struct exl3_segment **ret,
 		     struct exl3_error *err)
 {
@@ -63,8 +80,12 @@ int exl3_segment_new(const char *name, size_t bytes, struct exl3_segment **ret,
 
 	if (!seg)
 		return exl3_errf(err, -ENOMEM, "%s: out of memory", name);
-	if (!bytes || bytes > (size_t)INT64_MAX - 65536)
-		return exl3_errf(err, -EINVAL, "%s: %zu bytes cannot be shared", name, bytes);
+	if (!bytes)
+		return exl3_errf(err, -EINVAL, "%s: no bytes asked for", name);
+	/* Nothing limits the size of a memfd: the kernel would fill it until it has to kill somebody. */
+	if (bytes > memory_available())
+		return exl3_errf(err, -ENOMEM, "%s: %zu bytes do not fit into %llu bytes of memory",
+				 name, bytes, (unsigned long long)memory_available());
 	snprintf(full, sizeof(full), "exl3-%s", name);
 	seg->bytes = round_to_pages(bytes);
 	seg->fd = memfd_create(full, MFD_CLOEXEC | MFD_ALLOW_SEALING);
