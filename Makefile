@@ -208,17 +208,17 @@ $(BUILD)/exl3-cuda.so: $(CUDA_ALL) $(CUDA_HOST_OBJ)
 define gpu_link
 	$(call say,NVCC,$@)
 	@mkdir -p $(@D)
-	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $(BUILD)/obj/$(notdir $@).gpu.d -o $@ $< $(filter %.a,$^) $(CUDA_HOST_OBJ) -ldl
+	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $(BUILD)/obj/$(notdir $@).gpu.d -o $@ $< $(filter %.a %.o,$^) -ldl
 endef
 $(BUILD)/tests/gpu/check_mla: tests/gpu/check_mla.cu $(BUILD)/libcuda_mla.a $(CUDA_HOST_OBJ) $(BUILD)/nvflags
 	$(call gpu_link)
-$(BUILD)/tests/gpu/check_moe: tests/gpu/check_moe.cu $(BUILD)/libcuda_moe.a $(CUDA_LINEAR) $(CUDA_HOST_OBJ) $(BUILD)/nvflags
+$(BUILD)/tests/gpu/check_moe: tests/gpu/check_moe.cu $(BUILD)/libcuda_moe.a $(BUILD)/obj/kernels/cpu/ref.o $(CUDA_HOST_OBJ) $(BUILD)/nvflags
 	$(call gpu_link)
 $(BUILD)/tests/gpu/check_%: tests/gpu/check_%.cu $(CUDA_LINEAR) $(CUDA_HOST_OBJ) $(BUILD)/nvflags
 	$(call gpu_link)
 $(BUILD)/bench/mla_cuda: bench/mla_cuda.cu $(BUILD)/libcuda_mla.a $(CUDA_HOST_OBJ) $(BUILD)/nvflags
 	$(call gpu_link)
-$(BUILD)/bench/moe_cuda: bench/moe_cuda.cu $(BUILD)/libcuda_moe.a $(CUDA_LINEAR) $(CUDA_HOST_OBJ) $(BUILD)/nvflags
+$(BUILD)/bench/moe_cuda: bench/moe_cuda.cu $(BUILD)/libcuda_moe.a $(CUDA_HOST_OBJ) $(BUILD)/nvflags
 	$(call gpu_link)
 $(BUILD)/bench/%_cuda: bench/%_cuda.cu $(CUDA_LINEAR) $(CUDA_HOST_OBJ) $(BUILD)/nvflags
 	$(call gpu_link)
