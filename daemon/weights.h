@@ -28,8 +28,8 @@ struct exl3_named_matrix {
 	char *name;               /* owned */
 	struct exl3_matrix m;     /* pointers into the model's slab */
 	char *unsupported;        /* owned; reason why it was not loaded, or NULL */
-	/* used by the loader and slab layout: offsets in the slab */
-	uint64_t trellis_off, suh_off, svh_off, bias_off;
+	bool has_bias;            /* m.bias is set once there is a slab */
+	uint64_t trellis_off, suh_off, svh_off, bias_off; /* in the slab */
 };
 
 /* What a request names. Owned by its model, immutable. */
@@ -49,7 +49,22 @@ struct exl3_module_desc {
 	void *plan;                  /* owned, backend's moe_plan() or NULL */
 	uint64_t bytes;
 	uint32_t rate2_min, rate2_max;
-	struct exl3_module_desc *next; /* modules made on demand (fused groups) hang in one list */
+};
+
+/* A module that exists in the checkpoint and cannot be served. Owned by its model, immutable. */
+struct exl3_left_out {
+	char *name;   /* owned */
+	char *reason; /* owned */
+	enum exl3_module_kind kind;
+	bool follows; /* from another one that is left out, or not listed for another reason */
+};
+
+/* Where a name leads, sorted by key (see names.h) and kind. */
+struct exl3_name_ref {
+	char *key; /* owned */
+	enum exl3_module_kind kind;
+	bool left_out;
+	uint32_t index; /* in modules or left_out */
 };
 
 struct exl3_tensor_desc {
@@ -79,12 +94,16 @@ struct exl3_model {
 	uint32_t nr_tensors;
 	struct exl3_module_desc *modules;   /* owned, made at load: matrices, fused groups, MoE, MLP; sorted by name, kind */
 	uint32_t nr_modules;
-	char **skipped;                     /* owned; "name: reason" */
+	struct exl3_left_out *left_out;     /* owned, sorted by name, kind */
+	uint32_t nr_left_out;
+	struct exl3_name_ref *names;        /* owned, sorted by key, kind */
+	uint32_t nr_names;
+	char **skipped;                     /* owned; "name: reason"; may be long: page it */
 	uint32_t nr_skipped;
 
 	_Atomic uint32_t refs;
 	_Atomic bool cancel; /* asks the loader thread to stop */
-	void *config;        /* owned, parsed config.json (cJSON), until READY */
+	bool tied;           /* config.json ties lm_head to the embedding */
 };
 
 /**
@@ -109,7 +128,11 @@ struct exl3_model *exl3_model_put(struct exl3_model *model); /* frees at the las
 int exl3_model_find(const struct exl3_model *model, const char *name, enum exl3_module_kind kind,
 		    const struct exl3_module_desc **ret,
 		    void (*trace)(void *arg, const char *line), void *arg, struct exl3_error *err);
+/* An unquantized tensor, with the same name variants; NULL: no such tensor. READY models only. */
 const struct exl3_tensor_desc *exl3_model_find_tensor(const struct exl3_model *model,
 						      const char *name);
+
+/* A new read-only fd of the file with the unquantized tensors, for a client. -ENOENT: has none. */
+int exl3_model_tensor_fd(const struct exl3_model *model, int *ret, struct exl3_error *err);
 
 #endif
