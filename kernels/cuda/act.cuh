@@ -27,8 +27,7 @@ EXL3_DEV float activate(float g, float u, int act, float limit)
 		}
 		return g / (1.0f + expf(-1.702f * g)) * (u + 1.0f);
 	case EXL3_ACT_RELU2_GATED:
-		a = g > 0.0f || g != g ? g * g : 0.0f;
-		break;
+		return (g < 0.0f ? 0.0f : g * g) * u;
 	case EXL3_ACT_GELU:
 		a = 0.5f * g * (1.0f + tanhf(0.7978845608028654f * (g + 0.044715f * g * g * g)));
 		break;
