@@ -6,6 +6,7 @@
  * Shards of one bitrate and codebook are one launch; a mixed linear is several, one after the other.
  */
 #include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/gemm_f16.h"
 #include "kernels/cuda/gemm_portable.h"
 #include "kernels/cuda/gemm_variants.h"
 
@@ -243,5 +244,6 @@ const struct exl3_cuda_linear_kernel exl3_cuda_gemm_kernels[] = {
 	EXL3_GEMM_VARIANTS_ALL(ENTRY)
 	{ "mma_n64", exl3_gemm_portable_supports, exl3_gemm_portable_ws_bytes,
 	  exl3_gemm_portable_launch },
+	{ "f16_library", exl3_gemm_f16_supports, exl3_gemm_f16_ws_bytes, exl3_gemm_f16_launch },
 	{},
 };

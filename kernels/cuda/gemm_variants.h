@@ -18,7 +18,7 @@
 	V(n64d, 64, 2, 1, 1)        \
 	V(n128b, 128, 1, 1, 2)      \
 	V(n256b, 256, 1, 1, 2)
-#define EXL3_GEMM_VARIANTS_FEW(V) V(n64, 64, 2, 1, 2)
+#define EXL3_GEMM_VARIANTS_FEW(V) EXL3_GEMM_VARIANTS_BASE(V)
 #define EXL3_GEMM_VARIANTS_ALL(V) EXL3_GEMM_VARIANTS_BASE(V) EXL3_GEMM_VARIANTS_TUNE(V)
 
 /* V(rate2, codebook, variants) */

@@ -5,6 +5,7 @@
  *
  *       check_gemm [check [NAME]] | bench [SUBSTRING [M ...]]
  */
+#include "kernels/cuda/gemm_f16.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/format.h"
 
@@ -421,6 +422,39 @@ static int check(const char *only)
 
 /* ---- bench ---- */
 
+/* The time of an unquantized product in bf16, us; -1 without cuBLAS. */
+static float library_time(uint32_t m, uint32_t n, uint32_t k, const void *x, void *y, cudaStream_t stream)
+{
+	const size_t bytes = (size_t)n * k * 2;
+	const int copies = (int)(200000000 / bytes + 2), launches = 2 * copies;
+	uint16_t *w = (uint16_t *)device_alloc(bytes * copies);
+	void *ws = (void *)device_alloc(EXL3_GEMM_LIBRARY_WS);
+	cudaEvent_t from, to;
+	float best = 1e30f, ms;
+	int r = 0;
+
+	fill_x<<<sms * 4, 256>>>(w, EXL3_BF16, n * copies, k, k * 2, 0.02f, 9);
+	CUDA(cudaDeviceSynchronize());
+	CUDA(cudaEventCreate(&from));
+	CUDA(cudaEventCreate(&to));
+	for (int rep = 0; rep < 4 && !r; rep++) {
+		CUDA(cudaEventRecord(from, stream));
+		for (int i = 0; i < launches && !r; i++)
+			r = exl3_gemm_library(m, n, k, x, k, w + (size_t)(i % copies) * n * k, k, y, n, EXL3_BF16,
+					      EXL3_BF16, ws, stream);
+		CUDA(cudaEventRecord(to, stream));
+		CUDA(cudaStreamSynchronize(stream));
+		CUDA(cudaEventElapsedTime(&ms, from, to));
+		if (rep && ms < best)
+			best = ms;
+	}
+	CUDA(cudaEventDestroy(from));
+	CUDA(cudaEventDestroy(to));
+	CUDA(cudaFree(w));
+	CUDA(cudaFree(ws));
+	return r ? -1.0f : best * 1e3f / launches;
+}
+
 struct bench_shape {
 	uint32_t k, n, shards;
 	int rate2, codebook;
@@ -467,6 +501,7 @@ static int bench(const char *part, int nr_m, char **m_args)
 			const uint32_t m = nr_m ? (uint32_t)atoi(m_args[mi]) : default_m[mi];
 
 			printf("%5ux%-5u x%u r2 %2d cb %d m %4u:", s.k, s.n, s.shards, s.rate2, s.codebook, m);
+			printf("  bf16 %.1f", library_time(m, s.n * s.shards, s.k, x, y, stream));
 			for (const struct exl3_cuda_linear_kernel *kn = exl3_cuda_gemm_kernels; kn->name; kn++) {
 				const uint32_t launches = m <= 512 ? 4 * copies : copies;
 				cudaGraph_t graph;
