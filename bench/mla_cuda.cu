@@ -9,7 +9,7 @@
  * the launches. The read ceiling is measured first, in the same run. Errors are against a double
  * computation of one query of the first launch.
  */
-#include "kernels/cuda/mla.h"
+#include "bench/mla_variants.cuh"
 
 #include <algorithm>
 #include <cuda_bf16.h>
@@ -257,8 +257,9 @@ struct exl3_cuda_mla_entry entry_of(const cell &c, const operands &op, uint32_t 
 	return e;
 }
 
-double time_kernel(const struct exl3_cuda_mla_kernel *k, const cell &c, const operands &op,
-		   uint32_t batch, uint32_t cluster, uint32_t groups)
+template <class LAUNCH>
+double time_kernel(const char *name, LAUNCH launch, const cell &c, const operands &op, uint32_t batch,
+		   uint32_t cluster, uint32_t groups)
 {
 	return time_graph(op.calls, [&](int i, cudaStream_t st) {
 		const struct exl3_cuda_mla_entry e = entry_of(c, op, batch, i);
@@ -276,10 +277,10 @@ double time_kernel(const struct exl3_cuda_mla_kernel *k, const cell &c, const op
 		a.ws_bytes = WS_BYTES;
 		a.device_sms = sms;
 		a.device_cc = cc;
-		const int r = k->launch(&a, st);
+		const int r = launch(&a, st);
 
 		if (r) {
-			fprintf(stderr, "mla_cuda: %s: launch: %d\n", k->name, r);
+			fprintf(stderr, "mla_cuda: %s: launch: %d\n", name, r);
 			exit(2);
 		}
 	});
@@ -337,7 +338,7 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 		for (const struct exl3_cuda_mla_kernel *k = exl3_cuda_mla_kernels; k->name; k++) {
 			if (!takes(k, c, op, batch))
 				continue;
-			const double us = time_kernel(k, c, op, batch, 0, 0);
+			const double us = time_kernel(k->name, k->launch, c, op, batch, 0, 0);
 			const double err = max_error(c, op);
 
 			fprintf(stderr,
@@ -358,21 +359,28 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 						     {4, 2}, {8, 2}, {8, 4}, {8, 8}, {8, 16}, {16, 2}, {16, 4},
 						     {16, 8}, {4, 8}, {4, 16}, {4, 32}, {1, 16}, {1, 32}, {2, 32}};
 		const uint64_t items = (uint64_t)batch * ((c.heads + 15) / 16);
-
-		for (const struct exl3_cuda_mla_kernel *k = exl3_cuda_mla_kernels; k->name; k++) {
-			if (!takes(k, c, op, batch))
-				continue;
-			fprintf(stderr, "  sweep %-16s", k->name);
+		const auto sweep_one = [&](const char *name, auto launch) {
+			fprintf(stderr, "  sweep %-18s", name);
 			for (const auto &s : splits) {
 				const uint64_t ctas = items * s[0] * s[1];
 
 				if (ctas > 300 || (ctas < 30 && ctas < items * 16))
 					continue;
 				fprintf(stderr, " %ux%u:%.2f", s[0], s[1],
-					time_kernel(k, c, op, batch, s[0], s[1]));
+					time_kernel(name, launch, c, op, batch, s[0], s[1]));
 			}
 			fprintf(stderr, "\n");
-		}
+		};
+
+		for (const struct exl3_cuda_mla_kernel *k = exl3_cuda_mla_kernels; k->name; k++)
+			if (takes(k, c, op, batch))
+				sweep_one(k->name, k->launch);
+		for (const auto &v : mla_variants)
+			if (c.cache == v.in->cache_dtype && (int)c.dim == v.in->dim_cap &&
+			    (int)c.value_dim == v.in->value_cap)
+				sweep_one(v.name, [&](const struct exl3_cuda_mla *a, cudaStream_t st) {
+					return exl3_mla::launch(*v.in, a, st);
+				});
 	}
 	must(cudaFree(op.cache), "free");
 	must(cudaFree(op.q), "free");

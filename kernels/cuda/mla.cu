@@ -71,7 +71,7 @@ int describe(const struct exl3_cuda_mla *a, const instance &in, struct shape *re
 	uint32_t topk = 0;
 	uint64_t queries = 0;
 
-	ret->head_tiles = (a->heads + TILE_H - 1) / TILE_H;
+	ret->head_tiles = (a->heads + in.tile_h - 1) / in.tile_h;
 	for (uint32_t i = 0; i < a->nr_entries; i++) {
 		queries += a->entries[i].m;
 		topk = a->entries[i].topk > topk ? a->entries[i].topk : topk;
@@ -97,8 +97,8 @@ int describe(const struct exl3_cuda_mla *a, const instance &in, struct shape *re
 		return -EOPNOTSUPP;
 	ret->part_bytes = ret->ml_bytes = 0;
 	if (ret->split.groups > 1) {
-		ret->part_bytes = items * ret->split.groups * TILE_H * in.value_cap * sizeof(float);
-		ret->ml_bytes = items * ret->split.groups * ret->split.cluster * TILE_H * 2 *
+		ret->part_bytes = items * ret->split.groups * in.tile_h * in.value_cap * sizeof(float);
+		ret->ml_bytes = items * ret->split.groups * ret->split.cluster * in.tile_h * 2 *
 				sizeof(float);
 		if (items * ret->split.cluster * sizeof(uint32_t) > EXL3_CUDA_WS_ZERO)
 			return -EOPNOTSUPP;
@@ -106,7 +106,9 @@ int describe(const struct exl3_cuda_mla *a, const instance &in, struct shape *re
 	return 0;
 }
 
-bool supports(const instance &in, const struct exl3_cuda_mla *a)
+} // namespace
+
+bool exl3_mla::supports(const instance &in, const struct exl3_cuda_mla *a)
 {
 	struct shape s;
 
@@ -124,7 +126,7 @@ bool supports(const instance &in, const struct exl3_cuda_mla *a)
 	return describe(a, in, &s) != -EOPNOTSUPP;
 }
 
-size_t ws_bytes(const instance &in, const struct exl3_cuda_mla *a)
+size_t exl3_mla::ws_bytes(const instance &in, const struct exl3_cuda_mla *a)
 {
 	struct shape s;
 
@@ -133,7 +135,7 @@ size_t ws_bytes(const instance &in, const struct exl3_cuda_mla *a)
 	return EXL3_CUDA_WS_ZERO + s.part_bytes + s.ml_bytes;
 }
 
-int launch(const instance &in, const struct exl3_cuda_mla *a, cudaStream_t stream)
+int exl3_mla::launch(const instance &in, const struct exl3_cuda_mla *a, cudaStream_t stream)
 {
 	struct params p;
 	struct shape s;
@@ -176,7 +178,7 @@ int launch(const instance &in, const struct exl3_cuda_mla *a, cudaStream_t strea
 	attr.val.clusterDim.x = s.split.cluster;
 	attr.val.clusterDim.y = attr.val.clusterDim.z = 1;
 	cfg.gridDim = dim3(s.queries * s.head_tiles * p.splits);
-	cfg.blockDim = dim3(THREADS);
+	cfg.blockDim = dim3((unsigned)in.threads);
 	cfg.dynamicSmemBytes = in.smem;
 	cfg.stream = stream;
 	cfg.attrs = &attr;
@@ -190,6 +192,9 @@ int launch(const instance &in, const struct exl3_cuda_mla *a, cudaStream_t strea
 		return -EIO;
 	return cudaLaunchKernelExC(&cfg, in.fn, args) == cudaSuccess ? 0 : -EIO;
 }
+
+namespace
+{
 
 #define EXL3_MLA_FUNCTIONS(name)                                                                   \
 	bool name##_supports(const struct exl3_cuda_mla *a) { return supports(exl3_mla::name, a); }    \

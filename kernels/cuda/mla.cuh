@@ -40,7 +40,8 @@
 namespace exl3_mla
 {
 
-constexpr int THREADS = 256, WARPS = 8, TILE_H = 16, CLUSTER_MAX = 16;
+constexpr int CLUSTER_MAX = 16;
+constexpr int MERGERS = 256; /* threads that merge, in every kernel */
 
 struct params {
 	struct exl3_cuda_mla_entry entries[EXL3_CUDA_MLA_ENTRIES_MAX];
@@ -54,11 +55,12 @@ struct params {
 /* DP, VP: capacities, multiples of 64 and 128; EXACT: they are the sizes. */
 template <int CACHE, int DP_, int VP_, int KB_, int STAGES_, int MINCTA_, bool EXACT_> struct config {
 	static constexpr int DP = DP_, VP = VP_, KB = KB_, STAGES = STAGES_, MINCTA = MINCTA_;
+	static constexpr int THREADS = 256, WARPS = 8, TILE_H = 16;
 	static constexpr bool EXACT = EXACT_, FP8 = CACHE == EXL3_E4M3, BF16 = CACHE == EXL3_BF16;
 	static constexpr int ESIZE = FP8 ? 1 : 2;
 	static constexpr int ROW = DP * ESIZE + 16;    /* bytes of a row in shared memory */
 	static constexpr int CHUNKS = DP * ESIZE / 16; /* of 16 bytes in a row */
-	static constexpr int KEYS_W = KB / WARPS;      /* keys that a warp loads per block */
+	static constexpr int KEYS_W = KB / WARPS;     /* keys that a warp loads per block */
 	static constexpr int SET = 32 / KEYS_W;        /* blocks per register set of offsets */
 	static constexpr int KSTEPS = DP / 64;         /* k steps of 16 dims of a quarter */
 	static constexpr int NT = KB / 16;             /* tiles of 8 keys of half a block */
@@ -74,16 +76,21 @@ template <int CACHE, int DP_, int VP_, int KB_, int STAGES_, int MINCTA_, bool E
 	static_assert(STAGES <= SET, "one set of offsets ahead covers the pipeline");
 };
 
+/* What merging needs; the same place in every CTA of a cluster. */
+template <int TILE_H> struct merge_shared {
+	float ml[2][TILE_H]; /* this CTA's max (log2 units) and sum */
+	float weight[CLUSTER_MAX][TILE_H];
+	float total[2][TILE_H]; /* the cluster's max and sum */
+	uint32_t last;
+};
+
 template <class C> struct shared {
 	alignas(128) uint8_t stage[C::STAGES][C::KB][C::ROW]; /* at the end: O, [16][OROW] f32 */
-	alignas(16) float part[4][TILE_H][C::PART];
-	alignas(16) uint8_t p[TILE_H][C::PROW];
-	float alpha[TILE_H];
-	float ml[2][TILE_H];                     /* this CTA's max (log2 units) and sum */
-	float weight[CLUSTER_MAX][TILE_H];
-	float total[2][TILE_H];                  /* the cluster's max and sum */
-	uint8_t valid[C::STAGES][WARPS];         /* bit k: key k of that warp exists */
-	uint32_t last;
+	alignas(16) float part[4][C::TILE_H][C::PART];
+	alignas(16) uint8_t p[C::TILE_H][C::PROW];
+	float alpha[C::TILE_H];
+	merge_shared<C::TILE_H> merge;
+	uint8_t valid[C::STAGES][C::WARPS]; /* bit k: key k of that warp exists */
 };
 
 /* Two adjacent elements of q as a pair of the cache's MMA type. */
@@ -422,8 +429,8 @@ __device__ __forceinline__ void store_o4(uint8_t *row, uint32_t dtype, uint32_t 
 	}
 }
 
-/* total max, sum and weights of @n partial results; one thread per head row. */
-template <class LOAD>
+/* Total max, sum and weights of @n partial results; one thread per head row. */
+template <int TILE_H, class LOAD>
 __device__ __forceinline__ void merge_weights(float (*weight)[TILE_H], float (&total)[2][TILE_H],
 					      int n, int row, LOAD load)
 {
@@ -478,14 +485,19 @@ __device__ __forceinline__ float natural_lse(float m, float l)
 	return l == 0.0f ? -CUDART_INF_F : (m + log2f(l)) * 0.69314718055994531f;
 }
 
+__device__ __forceinline__ void sync_mergers()
+{
+	asm volatile("bar.sync 1, %0;" ::"n"(MERGERS) : "memory");
+}
+
 /* Merges the CTAs of a cluster, then the clusters of an item. Rank r owns a slice of the units. */
 template <class C>
-__device__ __forceinline__ void merge(shared<C> &sm, const params &p, const target &to, uint32_t item,
-				      uint32_t split, int t)
+__device__ __forceinline__ void merge(merge_shared<C::TILE_H> &sm, float *osm, const params &p,
+				      const target &to, uint32_t item, uint32_t split, int t)
 {
+	constexpr int TILE_H = C::TILE_H, THREADS = MERGERS;
 	const uint32_t ranks = p.cluster, rank = split % ranks, group = split / ranks;
 	const uint32_t groups = p.splits / ranks;
-	float *osm = (float *)sm.stage;
 	constexpr int UNITS = TILE_H * C::VP / 4;
 	const int first = UNITS * rank / ranks, last = UNITS * (rank + 1) / ranks;
 
@@ -493,13 +505,13 @@ __device__ __forceinline__ void merge(shared<C> &sm, const params &p, const targ
 		cluster_arrive();
 		cluster_wait();
 	} else {
-		__syncthreads();
+		sync_mergers();
 	}
 	if (t < TILE_H)
-		merge_weights(sm.weight, sm.total, ranks, t, [&](int i, int k) {
+		merge_weights<TILE_H>(sm.weight, sm.total, ranks, t, [&](int i, int k) {
 			return cluster_load(cluster_map(smem_addr(&sm.ml[k][t]), i));
 		});
-	__syncthreads();
+	sync_mergers();
 	float *part = p.part + ((size_t)item * groups + group) * UNITS * 4;
 
 	for (int u = first + t; u < last; u += THREADS) {
@@ -526,7 +538,7 @@ __device__ __forceinline__ void merge(shared<C> &sm, const params &p, const targ
 		if (t < TILE_H * 2)
 			__stcg(ml + (group * ranks + rank) * TILE_H * 2 + t, sm.total[t & 1][t >> 1]);
 		__threadfence();
-		__syncthreads();
+		sync_mergers();
 		if (t == 0) {
 			uint32_t *counter = p.counters + item * ranks + rank;
 
@@ -535,13 +547,13 @@ __device__ __forceinline__ void merge(shared<C> &sm, const params &p, const targ
 				*counter = 0;
 			__threadfence();
 		}
-		__syncthreads();
+		sync_mergers();
 		if (sm.last) {
 			if (t < TILE_H)
-				merge_weights(nullptr, sm.total, groups, t, [&](int i, int k) {
+				merge_weights<TILE_H>(nullptr, sm.total, groups, t, [&](int i, int k) {
 					return __ldcg(ml + ((i * ranks + rank) * TILE_H + t) * 2 + k);
 				});
-			__syncthreads();
+			sync_mergers();
 			part = p.part + (size_t)item * groups * UNITS * 4;
 			for (int u = first + t; u < last; u += THREADS) {
 				const int row = u / (C::VP / 4);
@@ -567,7 +579,7 @@ __device__ __forceinline__ void merge(shared<C> &sm, const params &p, const targ
 }
 
 template <class C>
-__global__ void __launch_bounds__(THREADS, C::MINCTA) kernel(const __grid_constant__ params p)
+__global__ void __launch_bounds__(C::THREADS, C::MINCTA) kernel(const __grid_constant__ params p)
 {
 	extern __shared__ __align__(128) uint8_t smem_raw[];
 	shared<C> &sm = *reinterpret_cast<shared<C> *>(smem_raw);
@@ -597,7 +609,7 @@ __global__ void __launch_bounds__(THREADS, C::MINCTA) kernel(const __grid_consta
 	sel.fetch(0, warp, lane);
 	if constexpr (!C::EXACT) {
 		/* Columns past dim are never loaded; zeros there keep NaN out of S. */
-		for (uint32_t i = t; i < sizeof(sm.stage) / 16; i += THREADS)
+		for (uint32_t i = t; i < sizeof(sm.stage) / 16; i += C::THREADS)
 			((uint4 *)sm.stage)[i] = make_uint4(0, 0, 0, 0);
 		__syncthreads();
 	}
@@ -610,11 +622,11 @@ __global__ void __launch_bounds__(THREADS, C::MINCTA) kernel(const __grid_consta
 		cp_async_commit();
 	}
 	const uint32_t q_esize = e.q_dtype == EXL3_F32 ? 4 : 2;
-	const uint32_t heads = min(p.heads - tile * TILE_H, (uint32_t)TILE_H);
+	const uint32_t heads = min(p.heads - tile * C::TILE_H, (uint32_t)C::TILE_H);
 	uint32_t qf[C::KSTEPS][4];
 
 	load_q<C>(qf, (const uint8_t *)e.q + (size_t)row * e.q_stride +
-			      (size_t)tile * TILE_H * dim * q_esize,
+			      (size_t)tile * C::TILE_H * dim * q_esize,
 		  e.q_dtype, heads, dim, dq, lane);
 	const float scale_log2 = e.scale * e.kv_scale * 1.4426950408889634f;
 	float o[C::VT][4] = {};
@@ -639,8 +651,8 @@ __global__ void __launch_bounds__(THREADS, C::MINCTA) kernel(const __grid_consta
 	for (int d = 8; d; d >>= 1)
 		l += __shfl_xor_sync(~0u, l, d);
 	if ((t & 15) == 0) {
-		sm.ml[0][t >> 4] = m;
-		sm.ml[1][t >> 4] = l;
+		sm.merge.ml[0][t >> 4] = m;
+		sm.merge.ml[1][t >> 4] = l;
 	}
 	if (tile == 0 && e.skipped) {
 		const uint32_t bad = __reduce_add_sync(~0u, sel.bad);
@@ -656,33 +668,38 @@ __global__ void __launch_bounds__(THREADS, C::MINCTA) kernel(const __grid_consta
 	target to;
 
 	to.o = (uint8_t *)e.o + (size_t)row * e.o_stride +
-	       (size_t)tile * TILE_H * value_dim * o_esize;
-	to.lse = e.lse ? e.lse + (size_t)row * p.heads + tile * TILE_H : nullptr;
+	       (size_t)tile * C::TILE_H * value_dim * o_esize;
+	to.lse = e.lse ? e.lse + (size_t)row * p.heads + tile * C::TILE_H : nullptr;
 	to.dtype = e.o_dtype;
 	to.heads = heads;
 	to.value_dim = value_dim;
 	to.kv_scale = e.kv_scale;
-	merge<C>(sm, p, to, item, split, t);
+	merge<C>(sm.merge, (float *)sm.stage, p, to, item, split, t);
 }
 
-/* What mla.cu knows of a compiled kernel; one constant per instance file. */
+/* What mla.cu knows of a compiled kernel. */
 struct instance {
 	const void *fn;
 	size_t smem;
-	int cache_dtype, dim_cap, value_cap, keys;
+	int cache_dtype, dim_cap, value_cap, tile_h, threads;
 	bool exact;
 };
 
+/* mla.cu; also for the benchmark's own variants. */
+bool supports(const instance &in, const struct exl3_cuda_mla *a);
+size_t ws_bytes(const instance &in, const struct exl3_cuda_mla *a);
+int launch(const instance &in, const struct exl3_cuda_mla *a, cudaStream_t stream);
+
 } // namespace exl3_mla
 
-/* Defines exl3_mla::NAME for the table in mla.cu. */
+/* Defines exl3_mla::NAME, an instance. */
 #define EXL3_MLA_INSTANTIATE(name, cache, dp, vp, kb, stages, mincta, exact)                         \
 	namespace exl3_mla                                                                           \
 	{                                                                                            \
 	using name##_config = config<cache, dp, vp, kb, stages, mincta, exact>;                      \
 	extern const instance name;                                                                  \
 	const instance name = {(const void *)kernel<name##_config>, sizeof(shared<name##_config>),   \
-			       cache, dp, vp, kb, exact};                                            \
+			       cache, dp, vp, 16, 256, exact};                                            \
 	}
 
 #endif

@@ -103,14 +103,14 @@ __device__ __forceinline__ int64_t load_index(const void *p, bool wide)
 __device__ __forceinline__ void cluster_arrive()
 {
 #if EXL3_MLA_CLUSTERS
-	asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+	asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 #endif
 }
 
 __device__ __forceinline__ void cluster_wait()
 {
 #if EXL3_MLA_CLUSTERS
-	asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+	asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 #endif
 }
 
