@@ -7,7 +7,7 @@ import subprocess
 import time
 
 import exl3ref as ref
-from harness import WAIT, check, equal, wait_for
+from harness import Skipped, WAIT, check, equal, wait_for
 
 
 def test_status(env):
@@ -147,34 +147,52 @@ def test_unwritable_output(env):
 
 
 def test_interrupted(env):
-    """Status 5 on Ctrl-C while the daemon works."""
+    """Status 5 on Ctrl-C while the daemon works: it is stopped in the middle of a request."""
     d = env.daemon((f"layers={env.model('layers')}",))
     worker = d.worker_pid()
     ref.npy_save(env.path("x.npy"), "<f4", (8192, 256), [0.25] * (8192 * 256))
-    proc = env.spawn(env.program("exl3ctl"), "--socket", d.sock, "run", "linear", "layers", "k4.mul1", env.path("x.npy"),
-                     "-o", env.path("y.npy"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: env_has_client(d), "exl3ctl to connect")
-    os.kill(worker, signal.SIGSTOP)
-    try:
-        time.sleep(0.5)
-        if proc.poll() is None:
+    for _ in range(20):  # until one is caught before its answer
+        proc = env.spawn(env.program("exl3ctl"), "--socket", d.sock, "run", "linear", "layers", "k4.mul1",
+                         env.path("x.npy"), "-o", env.path("y.npy"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                         text=True)
+        wait_for(lambda: has_channel(d) or proc.poll() is not None, "exl3ctl to send its request")
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            time.sleep(0.3)
+            if proc.poll() is not None:
+                continue
             proc.send_signal(signal.SIGINT)
             _, err = proc.communicate(timeout=WAIT)
             equal(proc.returncode, 5, f"status after Ctrl-C ({err.strip()})")
-    finally:
-        os.kill(worker, signal.SIGCONT)
+            break
+        finally:
+            os.kill(worker, signal.SIGCONT)
+    else:
+        check(False, "every request was answered before Ctrl-C")
+    wait_for(lambda: d.status()["channels"] == 0, "the channel of the interrupted exl3ctl to go")
 
 
-def env_has_client(d):
+def test_daemon_dies_during_a_request(env):
+    """Status 5 and a sentence."""
+    d = env.daemon((f"layers={env.model('layers')}",))
+    os.kill(d.worker_pid(), signal.SIGSTOP)
+    proc = env.spawn(env.program("exl3ctl"), "--socket", d.sock, "status", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                     text=True)
+    time.sleep(0.3)
+    d.kill()
+    _, err = proc.communicate(timeout=WAIT)
+    check(proc.returncode in (4, 5) and err.strip(), f"the daemon died: status {proc.returncode}, {err}")
+
+
+def has_channel(d):
     reply = json.loads(d.ctl_ok("ps", "--json"))
     clients = reply["clients"] if isinstance(reply, dict) else reply
-    return any(c["modules"] or c["channels"] for c in clients)
+    return any(c["channels"] for c in clients)
 
 
 def test_only_administrators_change(env):
     """Another user may look and compute, but not load, unload or drain."""
     if os.getuid() != 0:
-        from harness import Skipped
         raise Skipped("needs root to become another user")
     d = env.daemon((f"layers={env.model('layers')}",))
     os.chmod(env.tmp, 0o755)
