@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* check.c - a submission entry against everything that it may ask for: checked once, then trusted. */
+#include "daemon/check.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#define ALIGN 16u
+
+/* An operand: @rows rows of @row_bytes, @stride apart, in one buffer. */
+struct operand {
+	struct exl3_buffer *buf;
+	uint64_t offset, rows, stride, row_bytes;
+	uint64_t end; /* past its last byte */
+};
+
+struct checker {
+	const struct exl3_sqe *sqe;
+	const struct exl3_check_env *env;
+	struct exl3_checked *out;
+	enum exl3_detail *detail;
+};
+
+static int fail(struct checker *c, int code, enum exl3_detail detail)
+{
+	*c->detail = detail;
+	return code;
+}
+
+static bool all_zero(const void *p, size_t bytes)
+{
+	const unsigned char *b = p;
+	unsigned char any = 0;
+
+	for (size_t i = 0; i < bytes; i++)
+		any |= b[i];
+	return any == 0;
+}
+
+static bool is_float(uint32_t dtype)
+{
+	return dtype == EXL3_F16 || dtype == EXL3_BF16 || dtype == EXL3_F32;
+}
+
+static bool is_index(uint32_t dtype)
+{
+	return dtype == EXL3_I32 || dtype == EXL3_I64;
+}
+
+/**
+ * operand() - find and bound one operand.
+ * @stride: 0: dense. Else at least @row_bytes and a multiple of @unit.
+ */
+static int operand(struct checker *c, exl3_ref ref, uint64_t rows, uint64_t row_bytes,
+		   uint64_t stride, uint32_t unit, struct operand *ret)
+{
+	uint64_t span, end;
+
+	*ret = (struct operand){
+		.offset = EXL3_REF_OFFSET(ref), .rows = rows, .row_bytes = row_bytes};
+	if (stride && (stride < row_bytes || stride % unit))
+		return fail(c, -EINVAL, EXL3_DETAIL_STRIDE);
+	ret->stride = stride ? stride : row_bytes;
+	ret->buf = ref == EXL3_REF_NONE ? NULL : c->env->buffer(c->env->arg, EXL3_REF_BUF(ref));
+	if (!ret->buf)
+		return fail(c, -EINVAL, EXL3_DETAIL_BUFFER);
+	if (ret->offset % ALIGN)
+		return fail(c, -EINVAL, EXL3_DETAIL_ALIGN);
+	if (__builtin_mul_overflow(rows - 1, ret->stride, &span) ||
+	    __builtin_add_overflow(span, row_bytes, &span) ||
+	    __builtin_add_overflow(span, ret->offset, &end) || end > ret->buf->bytes)
+		return fail(c, -EINVAL, EXL3_DETAIL_BOUNDS);
+	ret->end = end;
+	c->out->pins[c->out->nr_pins++] = ret->buf;
+	return 0;
+}
+
+static void *address(const struct operand *o)
+{
+	return o->buf->base + o->offset;
+}
+
+/* Do two operands share a byte? Rows that interleave with one stride do not. */
+static bool overlap(const struct operand *a, const struct operand *b)
+{
+	uint64_t shift;
+
+	if (a->buf != b->buf || a->offset >= b->end || b->offset >= a->end)
+		return false;
+	if (a->stride != b->stride)
+		return true;
+	shift = a->offset > b->offset ? a->offset - b->offset : b->offset - a->offset;
+	shift %= a->stride;
+	/* b's rows begin @shift bytes after a's (or the other way round), modulo the stride. */
+	if (a->offset > b->offset)
+		return shift < b->row_bytes || shift + a->row_bytes > a->stride;
+	return shift < a->row_bytes || shift + b->row_bytes > a->stride;
+}
+
+static int check_kernel(struct checker *c)
+{
+	const struct exl3_sqe *sqe = c->sqe;
+
+	if (!sqe->kernel)
+		return 0;
+	if (sqe->kernel > c->env->nr_kernels || c->env->kernels[sqe->kernel - 1].op != sqe->op)
+		return fail(c, -EOPNOTSUPP, EXL3_DETAIL_KERNEL);
+	c->out->kernel = &c->env->kernels[sqe->kernel - 1];
+	return 0;
+}
+
+/* What all requests with operands have in common. */
+static int check_common(struct checker *c, uint32_t flags)
+{
+	const struct exl3_sqe *sqe = c->sqe;
+
+	if (sqe->flags & ~flags || sqe->reserved0 || sqe->reserved1)
+		return fail(c, -EINVAL, EXL3_DETAIL_OP);
+	if (c->env->target(c->env->arg, sqe->module, &c->out->target) < 0)
+		return fail(c, -ENOENT, EXL3_DETAIL_MODULE);
+	if (!is_float(sqe->x_dtype) || !is_float(sqe->y_dtype))
+		return fail(c, -EINVAL, EXL3_DETAIL_DTYPE);
+	if (sqe->rows == 0 || sqe->rows > EXL3_M_MAX)
+		return fail(c, -EINVAL, EXL3_DETAIL_ROWS);
+	c->out->deterministic = c->env->deterministic || (sqe->flags & EXL3_DETERMINISTIC);
+	return check_kernel(c);
+}
+
+/* x and y, @x_elems and @y_elems wide. */
+static int check_rows(struct checker *c, uint64_t x_elems, uint64_t y_elems, struct operand *x,
+		      struct operand *y)
+{
+	const struct exl3_sqe *sqe = c->sqe;
+	struct exl3_rows *rows = &c->out->rows;
+	int rc;
+
+	rc = operand(c, sqe->x, sqe->rows, x_elems * exl3_dtype_bytes(sqe->x_dtype), sqe->x_stride,
+		     ALIGN, x);
+	if (rc == 0)
+		rc = operand(c, sqe->y, sqe->rows, y_elems * exl3_dtype_bytes(sqe->y_dtype),
+			     sqe->y_stride, ALIGN, y);
+	if (rc < 0)
+		return rc;
+	/* Backends keep strides in 32 bits: a dense row is far below that, see the limits of the ABI. */
+	if (x->stride > UINT32_MAX || y->stride > UINT32_MAX)
+		return fail(c, -EINVAL, EXL3_DETAIL_STRIDE);
+	if (overlap(x, y))
+		return fail(c, -EINVAL, EXL3_DETAIL_OVERLAP);
+	rows->x = address(x);
+	rows->y = address(y);
+	rows->x_stride = (uint32_t)x->stride;
+	rows->y_stride = (uint32_t)y->stride;
+	rows->m = sqe->rows;
+	rows->x_dtype = sqe->x_dtype;
+	rows->y_dtype = sqe->y_dtype;
+	rows->stored = sqe->flags & EXL3_STORED;
+	return 0;
+}
+
+static int check_module(struct checker *c, enum exl3_module_kind kind, struct operand *x,
+			struct operand *y)
+{
+	const struct exl3_module_desc *desc;
+	bool stored = c->sqe->flags & EXL3_STORED;
+	int rc = check_common(c, EXL3_SQE_FLAGS);
+
+	if (rc < 0)
+		return rc;
+	desc = c->out->target.desc;
+	if (!desc || desc->kind != kind)
+		return fail(c, -EINVAL, EXL3_DETAIL_MODULE);
+	return check_rows(c, stored ? desc->k : desc->k_log, stored ? desc->n : desc->n_log, x, y);
+}
+
+static int check_linear(struct checker *c)
+{
+	struct operand x, y;
+
+	if (!all_zero(&c->sqe->u, sizeof(c->sqe->u)))
+		return fail(c, -EINVAL, EXL3_DETAIL_OP);
+	return check_module(c, EXL3_MOD_LINEAR, &x, &y);
+}
+
+/* Activation, limit and scale: the model's, unless the entry has its own. */
+static int check_act(struct checker *c, uint8_t overrides)
+{
+	const struct exl3_module_desc *desc = c->out->target.desc;
+	const __typeof__(c->sqe->u.moe) *moe = &c->sqe->u.moe;
+	struct exl3_checked *out = c->out;
+
+	if (moe->act >= EXL3_ACT_NR || moe->overrides & ~overrides)
+		return fail(c, -EINVAL, EXL3_DETAIL_OP);
+	out->act = moe->act == EXL3_ACT_DEFAULT ? desc->act : moe->act;
+	out->limit = moe->overrides & EXL3_MOE_LIMIT ? moe->limit : desc->limit;
+	out->routed_scale =
+		moe->overrides & EXL3_MOE_SCALE ? moe->routed_scale : desc->routed_scale;
+	if (!isfinite(out->limit) || out->limit < 0 || !isfinite(out->routed_scale))
+		return fail(c, -EINVAL, EXL3_DETAIL_OP);
+	/* Every activation but relu2 multiplies by a gate, which a module without one cannot do. */
+	if (out->act != EXL3_ACT_RELU2 && desc->nr_experts && !desc->experts[0].gate)
+		return fail(c, -EINVAL, EXL3_DETAIL_MODULE);
+	return 0;
+}
+
+static int check_moe(struct checker *c)
+{
+	const __typeof__(c->sqe->u.moe) *moe = &c->sqe->u.moe;
+	struct operand x, y, ids, weights;
+	int rc;
+
+	if (!all_zero(moe->reserved, sizeof(moe->reserved)))
+		return fail(c, -EINVAL, EXL3_DETAIL_OP);
+	rc = check_module(c, EXL3_MOD_MOE, &x, &y);
+	if (rc == 0)
+		rc = check_act(c, EXL3_MOE_LIMIT | EXL3_MOE_SCALE);
+	if (rc < 0)
+		return rc;
+	if (!is_index(moe->ids_dtype) || !is_float(moe->weights_dtype))
+		return fail(c, -EINVAL, EXL3_DETAIL_DTYPE);
+	if (moe->topk == 0 || moe->topk > EXL3_TOPK_MAX)
+		return fail(c, -EINVAL, EXL3_DETAIL_TOPK);
+	rc = operand(c, moe->ids, c->sqe->rows, moe->topk * exl3_dtype_bytes(moe->ids_dtype), 0, 1,
+		     &ids);
+	if (rc == 0)
+		rc = operand(c, moe->weights, c->sqe->rows,
+			     moe->topk * exl3_dtype_bytes(moe->weights_dtype), 0, 1, &weights);
+	if (rc < 0)
+		return rc;
+	if (overlap(&ids, &y) || overlap(&weights, &y))
+		return fail(c, -EINVAL, EXL3_DETAIL_OVERLAP);
+	c->out->u.route = (struct exl3_route){
+		.ids = address(&ids),
+		.weights = address(&weights),
+		.topk = moe->topk,
+		.ids_dtype = moe->ids_dtype,
+		.weights_dtype = moe->weights_dtype,
+	};
+	return 0;
+}
+
+static int check_mlp(struct checker *c)
+{
+	const __typeof__(c->sqe->u.moe) *moe = &c->sqe->u.moe;
+	struct operand x, y;
+	int rc;
+
+	if (moe->ids || moe->weights || moe->topk || moe->ids_dtype || moe->weights_dtype ||
+	    moe->routed_scale != 0 || !all_zero(moe->reserved, sizeof(moe->reserved)))
+		return fail(c, -EINVAL, EXL3_DETAIL_OP);
+	rc = check_module(c, EXL3_MOD_MLP, &x, &y);
+	return rc < 0 ? rc : check_act(c, EXL3_MOE_LIMIT);
+}
+
+static int check_mla(struct checker *c)
+{
+	const __typeof__(c->sqe->u.mla) *mla = &c->sqe->u.mla;
+	const struct exl3_mla_geometry *g;
+	struct operand q, o, cache, indices, lse;
+	int rc;
+
+	if (!all_zero(mla->reserved, sizeof(mla->reserved)) || !isfinite(mla->scale) ||
+	    !isfinite(mla->kv_scale))
+		return fail(c, -EINVAL, EXL3_DETAIL_OP);
+	rc = check_common(c, EXL3_DETERMINISTIC);
+	if (rc < 0)
+		return rc;
+	g = c->out->target.mla;
+	if (!g)
+		return fail(c, -EINVAL, EXL3_DETAIL_MODULE);
+	rc = check_rows(c, (uint64_t)g->heads * g->dim, (uint64_t)g->heads * g->value_dim, &q, &o);
+	if (rc == 0)
+		rc = operand(c, mla->cache, g->slots,
+			     (uint64_t)g->dim * exl3_dtype_bytes(g->cache_dtype), g->cache_stride,
+			     ALIGN, &cache);
+	if (rc == 0)
+		rc = operand(c, mla->indices, c->sqe->rows,
+			     (uint64_t)g->topk * exl3_dtype_bytes(g->indices_dtype),
+			     g->indices_stride, exl3_dtype_bytes(g->indices_dtype), &indices);
+	if (rc < 0)
+		return rc;
+	if (overlap(&cache, &o) || overlap(&indices, &o))
+		return fail(c, -EINVAL, EXL3_DETAIL_OVERLAP);
+	c->out->u.mla.geometry = *g;
+	c->out->u.mla.cache = (struct exl3_mla_cache){
+		.cache = address(&cache),
+		.indices = address(&indices),
+		.scale = mla->scale,
+		.kv_scale = mla->kv_scale,
+	};
+	if (mla->lse == EXL3_REF_NONE)
+		return 0;
+	rc = operand(c, mla->lse, c->sqe->rows, (uint64_t)g->heads * sizeof(float), 0, 1, &lse);
+	if (rc < 0)
+		return rc;
+	if (overlap(&lse, &o) || overlap(&lse, &q) || overlap(&lse, &cache) ||
+	    overlap(&lse, &indices))
+		return fail(c, -EINVAL, EXL3_DETAIL_OVERLAP);
+	c->out->u.mla.cache.lse = address(&lse);
+	return 0;
+}
+
+/* NOP and CANCEL have no operands: everything but the named fields must be zero. */
+static int check_plain(struct checker *c)
+{
+	struct exl3_sqe rest = *c->sqe;
+
+	rest.op = 0;
+	rest.user_data = 0;
+	rest.deadline_ns = 0;
+	if (c->sqe->op == EXL3_OP_CANCEL)
+		rest.u.cancel.user_data = 0;
+	return all_zero(&rest, sizeof(rest)) ? 0 : fail(c, -EINVAL, EXL3_DETAIL_OP);
+}
+
+int exl3_check_sqe(const struct exl3_sqe *sqe, const struct exl3_check_env *env,
+		   struct exl3_checked *ret, enum exl3_detail *detail)
+{
+	struct checker c = {.sqe = sqe, .env = env, .out = ret, .detail = detail};
+
+	memset(ret, 0, sizeof(*ret));
+	*detail = EXL3_DETAIL_NONE;
+	ret->op = sqe->op;
+	switch (sqe->op) {
+	case EXL3_OP_NOP:
+	case EXL3_OP_CANCEL:
+		return check_plain(&c);
+	case EXL3_OP_LINEAR:
+		return check_linear(&c);
+	case EXL3_OP_MOE:
+		return check_moe(&c);
+	case EXL3_OP_MLP:
+		return check_mlp(&c);
+	case EXL3_OP_MLA_DECODE:
+		return check_mla(&c);
+	default:
+		return fail(&c, -EINVAL, EXL3_DETAIL_OP);
+	}
+}
+
+int exl3_check_geometry(struct exl3_mla_geometry *g, struct exl3_error *err)
+{
+	uint64_t row, indices, bytes;
+
+	if (g->cache_dtype != EXL3_F16 && g->cache_dtype != EXL3_BF16 &&
+	    g->cache_dtype != EXL3_E4M3)
+		return exl3_errf(err, -EOPNOTSUPP, "mla: cache dtype %u is none of f16, bf16, e4m3",
+				 g->cache_dtype);
+	if (!is_index(g->indices_dtype))
+		return exl3_errf(err, -EINVAL, "mla: indices dtype %u is neither i32 nor i64",
+				 g->indices_dtype);
+	/* The packed DeepSeek record: 512 e4m3 values, 4 scales, 64 bf16 values. */
+	if (g->cache_dtype == EXL3_E4M3 && (g->dim == 656 || g->cache_stride == 656))
+		return exl3_errf(err, -EOPNOTSUPP,
+				 "mla: 656-byte DeepSeek cache records are not supported: use f16, "
+				 "bf16 or e4m3 rows with one scale");
+	if (g->dim == 0 || g->dim > EXL3_MLA_DIM_MAX || g->dim % 16)
+		return exl3_errf(err, -EINVAL, "mla: dim %u is not a multiple of 16 up to %u",
+				 g->dim, EXL3_MLA_DIM_MAX);
+	if (g->value_dim == 0 || g->value_dim > g->dim || g->value_dim % 16)
+		return exl3_errf(err, -EINVAL,
+				 "mla: value dim %u is not a multiple of 16 up to dim %u",
+				 g->value_dim, g->dim);
+	if (g->heads == 0 || g->heads > EXL3_MLA_HEADS_MAX)
+		return exl3_errf(err, -EINVAL, "mla: %u heads; 1 to %u are possible", g->heads,
+				 EXL3_MLA_HEADS_MAX);
+	if (g->topk == 0 || g->topk > EXL3_MLA_TOPK_MAX)
+		return exl3_errf(err, -EINVAL, "mla: topk %u; 1 to %u are possible", g->topk,
+				 EXL3_MLA_TOPK_MAX);
+	/* Slots are numbered by signed 32-bit indices too. */
+	if (g->slots == 0 || g->slots > INT32_MAX)
+		return exl3_errf(err, -EINVAL, "mla: %llu slots; 1 to %d are possible",
+				 (unsigned long long)g->slots, INT32_MAX);
+	row = (uint64_t)g->dim * exl3_dtype_bytes(g->cache_dtype);
+	indices = (uint64_t)g->topk * exl3_dtype_bytes(g->indices_dtype);
+	if (!g->cache_stride)
+		g->cache_stride = row;
+	if (!g->indices_stride)
+		g->indices_stride = (uint32_t)indices;
+	if (g->cache_stride < row || g->cache_stride % ALIGN)
+		return exl3_errf(
+			err, -EINVAL,
+			"mla: cache stride %llu is not a multiple of 16 of at least %llu bytes",
+			(unsigned long long)g->cache_stride, (unsigned long long)row);
+	if (g->indices_stride < indices || g->indices_stride % exl3_dtype_bytes(g->indices_dtype))
+		return exl3_errf(err, -EINVAL,
+				 "mla: indices stride %u is less than %llu bytes, or odd",
+				 g->indices_stride, (unsigned long long)indices);
+	if (__builtin_mul_overflow(g->slots, g->cache_stride, &bytes) || bytes > 1ull << 47)
+		return exl3_errf(err, -EINVAL, "mla: the cache would be larger than any buffer");
+	return 0;
+}

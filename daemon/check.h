@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * check.h - a submission entry against everything that it may ask for: checked once, then trusted.
+ *
+ * The entry is a private copy. What comes out has daemon addresses and only values in range; the
+ * integers that lie in client memory (ids, slots) are the backend's to copy and check.
+ */
+#ifndef EXL3_DAEMON_CHECK_H
+#define EXL3_DAEMON_CHECK_H
+
+#include "daemon/weights.h"
+
+#define EXL3_PINS_MAX 5u /* operands of one request: q, cache, indices, o, lse */
+
+/* Memory that a client maps too. Loop thread. */
+struct exl3_buffer {
+	char *base; /* device address, page aligned */
+	uint64_t bytes;
+	uint32_t refs; /* its owner, and one per pinned operand */
+	void *owner;   /* for whoever frees it */
+	struct exl3_arena *arena;
+};
+
+struct exl3_registered;
+
+/* What sqe.module names. Borrowed until the request is done: the model is pinned by the caller. */
+struct exl3_target {
+	const struct exl3_module_desc *desc;
+	const struct exl3_mla_geometry *mla; /* until the check returns: it copies it */
+	struct exl3_registered *model;       /* of desc */
+};
+
+struct exl3_check_env {
+	/* NULL: no such buffer. */
+	struct exl3_buffer *(*buffer)(void *arg, uint32_t id);
+	/* 0, or -ENOENT: no such handle, or its model is gone. */
+	int (*target)(void *arg, uint32_t handle, struct exl3_target *ret);
+	void *arg;
+	const struct exl3_kernel *kernels;
+	uint32_t nr_kernels;
+	bool deterministic; /* for all requests */
+};
+
+/* A request that may run. */
+struct exl3_checked {
+	uint8_t op;
+	bool deterministic;
+	uint8_t act; /* MOE, MLP */
+	float limit, routed_scale;
+	struct exl3_rows rows;
+	const struct exl3_kernel *kernel; /* NULL: the backend chooses */
+	struct exl3_target target;
+	struct exl3_buffer *pins[EXL3_PINS_MAX]; /* borrowed; the caller takes the references */
+	uint32_t nr_pins;
+	union {
+		struct exl3_route route;
+		struct {
+			struct exl3_mla_cache cache;
+			struct exl3_mla_geometry geometry;
+		} mla;
+	} u;
+};
+
+/**
+ * exl3_check_sqe() - check an entry with op LINEAR, MOE, MLP, MLA_DECODE, NOP or CANCEL.
+ * @sqe: private copy.
+ * @ret: filled in on success; for NOP and CANCEL only op counts.
+ * @detail: enum exl3_detail on failure.
+ * Returns 0, -EINVAL, -ENOENT or -EOPNOTSUPP. Pure, but for the environment's look-ups.
+ */
+int exl3_check_sqe(const struct exl3_sqe *sqe, const struct exl3_check_env *env,
+		   struct exl3_checked *ret, enum exl3_detail *detail);
+
+/* A geometry as a client wants to register it; fills in strides that are 0. -EINVAL, -EOPNOTSUPP. */
+int exl3_check_geometry(struct exl3_mla_geometry *g, struct exl3_error *err);
+
+#endif

@@ -1,0 +1,709 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* config.c - settings of the daemon: one table of keys; from files, then from flags. */
+#include "daemon/config.h"
+
+#include "daemon/log.h"
+#include "shm/exl3_abi.h"
+
+#include <assert.h>
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <ini.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum key_type {
+	KEY_STRING, /* char * */
+	KEY_ENUM,   /* char *, one of a list */
+	KEY_INT,    /* int64_t in min..max */
+	KEY_UINT,   /* uint64_t in min..max */
+	KEY_BYTES,  /* uint64_t in min..max, with K, M, G or T (powers of 1024) */
+	KEY_BOOL,
+	KEY_MODEL, /* repeatable, exl3_config_add_model() */
+};
+
+struct key {
+	const char *name;
+	enum key_type type;
+	size_t offset;
+	const char *fallback; /* default, in the words of a file; NULL: none */
+	int64_t min, max;
+	const char *choices; /* KEY_ENUM: separated by '|' */
+	bool reload;         /* taken over by a running worker */
+	const char *help;
+};
+
+#define AT(field) offsetof(struct exl3_config, field)
+#define TIB       (1ll << 40)
+
+/* The one table: parser, flags, --help, --check-config and reload derive from it. */
+static const struct key keys[] = {
+	{"socket", KEY_STRING, AT(socket), NULL, 0, 0, NULL, false,
+	 "control socket; default " EXL3_RUN_DIR "/N.sock, N the node or 0"},
+	{"backend", KEY_ENUM, AT(backend), "auto", 0, 0, "auto|cpu|cuda", false,
+	 "what computes; auto: cuda if there is a GPU, else cpu"},
+	{"device", KEY_STRING, AT(device), NULL, 0, 0, NULL, false,
+	 "GPU by index or UUID; default: the first"},
+	{"node", KEY_INT, AT(node), "-1", -1, 1023, NULL, false,
+	 "NUMA node that threads and memory are bound to; -1: none"},
+	{"model", KEY_MODEL, 0, NULL, 0, 0, NULL, false,
+	 "NAME=DIR[,device=D], load this at start; repeatable; in a file also [model NAME], path "
+	 "="},
+	{"threads", KEY_UINT, AT(threads), "0", 0, 4096, NULL, false,
+	 "threads of the cpu backend; 0: cores of the node"},
+	{"deterministic", KEY_BOOL, AT(deterministic), "no", 0, 0, NULL, false,
+	 "result bits of a request depend on that request alone"},
+	{"spin-us", KEY_UINT, AT(spin_us), "50", 0, 1000000, NULL, true,
+	 "microseconds that the loop looks for work before it sleeps; 0: never"},
+	{"queue-depth", KEY_UINT, AT(queue_depth), "8", 1, 64, NULL, false,
+	 "launches handed to the device ahead of their turn"},
+	{"merge-max", KEY_UINT, AT(merge_max), "1", 1, 32, NULL, false,
+	 "requests of several channels for one module that one launch may carry; 1: no merging"},
+	{"memory-max", KEY_BYTES, AT(memory_max), "0", 0, 64 * TIB, NULL, false,
+	 "bytes of weights and arenas on the cpu backend; 0: no limit"},
+	{"gpu-memory-max", KEY_BYTES, AT(gpu_memory_max), "0", 0, 64 * TIB, NULL, false,
+	 "bytes of weights and arenas on the GPU; 0: no limit"},
+	{"workspace", KEY_BYTES, AT(workspace), "0", 0, TIB, NULL, false,
+	 "bytes of scratch memory of the device; 0: the backend's choice"},
+	{"arena-max", KEY_BYTES, AT(arena_max), "4G", 0, 64 * TIB, NULL, true,
+	 "arena bytes of one client; 0: no limit"},
+	{"channels-max", KEY_UINT, AT(channels_max), "64", 1, EXL3_CHANNELS_MAX, NULL, true,
+	 "channels of one client"},
+	{"clients-max", KEY_UINT, AT(clients_max), "256", 1, 65536, NULL, true,
+	 "connected clients"},
+	{"log-level", KEY_ENUM, AT(log_level), "info", 0, 0, "error|warning|info|debug", true,
+	 "what is logged"},
+	{"drain-timeout", KEY_UINT, AT(drain_timeout_s), "30", 0, 86400, NULL, true,
+	 "seconds that accepted requests have to finish at shutdown"},
+	{"restart-limit", KEY_UINT, AT(restart_limit), "5", 0, 1000, NULL, false,
+	 "restarts of the worker within restart-window before the daemon gives up"},
+	{"restart-window", KEY_UINT, AT(restart_window_s), "60", 1, 86400, NULL, false,
+	 "seconds, see restart-limit"},
+};
+
+#define NR_KEYS (sizeof(keys) / sizeof(keys[0]))
+
+static void *field(const struct exl3_config *cfg, const struct key *key)
+{
+	return (char *)(uintptr_t)cfg + key->offset;
+}
+
+static const struct key *find_key(const char *name, size_t len)
+{
+	for (size_t i = 0; i < NR_KEYS; i++) {
+		if (strlen(keys[i].name) == len && memcmp(keys[i].name, name, len) == 0)
+			return &keys[i];
+	}
+	return NULL;
+}
+
+static int set_string(char **at, const char *value)
+{
+	char *copy = strdup(value);
+
+	if (!copy)
+		return -ENOMEM;
+	free(*at);
+	*at = copy;
+	return 0;
+}
+
+static bool in_choices(const char *choices, const char *value)
+{
+	size_t len = strlen(value);
+
+	for (const char *p = choices; p; p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL) {
+		if (len && strncmp(p, value, len) == 0 && (p[len] == '|' || p[len] == 0))
+			return true;
+	}
+	return false;
+}
+
+/* A whole decimal number, with a binary suffix where @bytes allows one. */
+static int parse_number(const char *value, bool bytes, int64_t *ret)
+{
+	static const char suffixes[] = "KMGT";
+	const char *suffix;
+	unsigned shift = 0;
+	long long n;
+	char *end;
+
+	if (!isdigit((unsigned char)value[value[0] == '-']))
+		return -EINVAL;
+	errno = 0;
+	n = strtoll(value, &end, 10);
+	if (errno || end == value)
+		return -EINVAL;
+	if (bytes && *end) {
+		suffix = strchr(suffixes, toupper((unsigned char)*end));
+		if (!suffix)
+			return -EINVAL;
+		shift = 10 * (unsigned)(suffix - suffixes + 1);
+		end++;
+		if (strcmp(end, "iB") == 0)
+			end += 2;
+	}
+	if (*end || n > INT64_MAX >> shift || (n < 0 && shift))
+		return -EINVAL;
+	*ret = (int64_t)((uint64_t)n << shift);
+	return 0;
+}
+
+static int parse_bool(const char *value, bool *ret)
+{
+	static const char *const yes[] = {"yes", "true", "on", "1"}, *const no[] = {"no", "false",
+										    "off", "0"};
+
+	for (size_t i = 0; i < 4; i++) {
+		if (strcasecmp(value, yes[i]) == 0 || strcasecmp(value, no[i]) == 0) {
+			*ret = strcasecmp(value, yes[i]) == 0;
+			return 0;
+		}
+	}
+	return -EINVAL;
+}
+
+static int set_key(struct exl3_config *cfg, const struct key *key, const char *value,
+		   struct exl3_error *err)
+{
+	int64_t n;
+	bool b;
+
+	switch (key->type) {
+	case KEY_MODEL:
+		return exl3_config_add_model(cfg, value, false, err);
+	case KEY_ENUM:
+		if (!in_choices(key->choices, value))
+			return exl3_errf(err, -EINVAL, "%s: '%s' is not one of %s", key->name,
+					 value, key->choices);
+		break;
+	case KEY_STRING:
+		if (!*value)
+			return exl3_errf(err, -EINVAL, "%s: empty", key->name);
+		break;
+	case KEY_BOOL:
+		if (parse_bool(value, &b) < 0)
+			return exl3_errf(err, -EINVAL, "%s: '%s' is neither yes nor no", key->name,
+					 value);
+		*(bool *)field(cfg, key) = b;
+		return 0;
+	case KEY_INT:
+	case KEY_UINT:
+	case KEY_BYTES:
+		if (parse_number(value, key->type == KEY_BYTES, &n) < 0)
+			return exl3_errf(err, -EINVAL, "%s: '%s' is not a whole number%s",
+					 key->name, value,
+					 key->type == KEY_BYTES ? " with K, M, G or T" : "");
+		if (n < key->min || n > key->max)
+			return exl3_errf(err, -EINVAL, "%s: %s is not in %lld..%lld", key->name,
+					 value, (long long)key->min, (long long)key->max);
+		*(int64_t *)field(cfg, key) = n; /* int64_t and uint64_t may alias */
+		return 0;
+	}
+	if (set_string(field(cfg, key), value) < 0)
+		return exl3_errf(err, -ENOMEM, "%s: out of memory", key->name);
+	return 0;
+}
+
+int exl3_config_check_name(const char *name, struct exl3_error *err)
+{
+	size_t len = strlen(name);
+
+	if (len == 0 || len > EXL3_NAME_MAX)
+		return exl3_errf(err, -EINVAL, "model name: 1 to %u bytes, this has %zu",
+				 EXL3_NAME_MAX, len);
+	for (size_t i = 0; i < len; i++) {
+		if ((unsigned char)name[i] <= ' ' || name[i] == 0x7f || strchr("=,/\\", name[i]))
+			return exl3_errf(
+				err, -EINVAL,
+				"model name '%s': no spaces, control characters, '=', ',' or '/'",
+				name);
+	}
+	return 0;
+}
+
+static struct exl3_config_model *model_slot(struct exl3_config *cfg, const char *name,
+					    struct exl3_error *err)
+{
+	struct exl3_config_model *grown;
+
+	if (exl3_config_check_name(name, err) < 0)
+		return NULL;
+	for (size_t i = 0; i < cfg->nr_models; i++) {
+		if (strcmp(cfg->models[i].name, name) == 0)
+			return &cfg->models[i];
+	}
+	if (cfg->nr_models == EXL3_MODELS_MAX) {
+		exl3_errf(err, -EINVAL, "more than %d models", EXL3_MODELS_MAX);
+		return NULL;
+	}
+	grown = realloc(cfg->models, (cfg->nr_models + 1) * sizeof(*grown));
+	if (!grown) {
+		exl3_errf(err, -ENOMEM, "model: out of memory");
+		return NULL;
+	}
+	cfg->models = grown;
+	grown = &cfg->models[cfg->nr_models];
+	memset(grown, 0, sizeof(*grown));
+	grown->name = strdup(name);
+	if (!grown->name) {
+		exl3_errf(err, -ENOMEM, "model: out of memory");
+		return NULL;
+	}
+	cfg->nr_models++;
+	return grown;
+}
+
+static int set_model(struct exl3_config_model *model, const char *key, const char *value,
+		     struct exl3_error *err)
+{
+	char **at = strcmp(key, "path") == 0     ? &model->path
+		    : strcmp(key, "device") == 0 ? &model->device
+						 : NULL;
+
+	if (!at)
+		return exl3_errf(err, -EINVAL, "model %s: unknown key '%s' (path, device)",
+				 model->name, key);
+	if (!*value)
+		return exl3_errf(err, -EINVAL, "model %s: %s is empty", model->name, key);
+	if (set_string(at, value) < 0)
+		return exl3_errf(err, -ENOMEM, "model: out of memory");
+	return 0;
+}
+
+int exl3_config_add_model(struct exl3_config *cfg, const char *spec, bool by_client,
+			  struct exl3_error *err)
+{
+	exl3_auto(exl3_freep) char *copy = strdup(spec);
+	struct exl3_config_model *model;
+	char *path, *option, *value;
+
+	if (!copy)
+		return exl3_errf(err, -ENOMEM, "model: out of memory");
+	path = strchr(copy, '=');
+	if (!path)
+		return exl3_errf(err, -EINVAL, "model: '%s' is not NAME=DIR", spec);
+	*path++ = 0;
+	/* Only a known option ends the path, so that directories may have commas. */
+	option = strstr(path, ",device=");
+	if (option)
+		*option++ = 0;
+	model = model_slot(cfg, copy, err);
+	if (!model)
+		return err ? err->code : -EINVAL;
+	model->by_client = by_client;
+	if (set_model(model, "path", path, err) < 0)
+		return err ? err->code : -EINVAL;
+	if (!option)
+		return 0;
+	value = strchr(option, '=');
+	*value++ = 0;
+	return set_model(model, option, value, err);
+}
+
+static void model_fini(struct exl3_config_model *model)
+{
+	free(model->name);
+	free(model->path);
+	free(model->device);
+}
+
+void exl3_config_remove_model(struct exl3_config *cfg, const char *name)
+{
+	for (size_t i = 0; i < cfg->nr_models; i++) {
+		if (strcmp(cfg->models[i].name, name) != 0)
+			continue;
+		model_fini(&cfg->models[i]);
+		cfg->nr_models--;
+		memmove(&cfg->models[i], &cfg->models[i + 1],
+			(cfg->nr_models - i) * sizeof(cfg->models[0]));
+		return;
+	}
+}
+
+/* ---- files ---- */
+
+struct file_state {
+	struct exl3_config *cfg;
+	struct exl3_error *err;
+	int code; /* of the first error; err has its sentence */
+};
+
+static int ini_line(void *arg, const char *section, const char *name, const char *value)
+{
+	struct file_state *st = arg;
+	struct exl3_config_model *model;
+	const struct key *key;
+
+	if (st->code)
+		return 0;
+	if (!name) /* only a heading (INI_CALL_HANDLER_ON_NEW_SECTION builds) */
+		return 1;
+	if (!value)
+		value = "";
+	if (strncmp(section, "model ", 6) == 0) {
+		model = model_slot(st->cfg, section + 6 + strspn(section + 6, " "), st->err);
+		st->code = model ? set_model(model, name, value, st->err) : st->err->code;
+		return st->code == 0;
+	}
+	key = find_key(name, strlen(name));
+	if (!key)
+		st->code = exl3_errf(st->err, -EINVAL, "unknown key '%s' (see --help)", name);
+	else
+		st->code = set_key(st->cfg, key, value, st->err);
+	return st->code == 0;
+}
+
+static int finish_file(struct file_state *st, int line, const char *path)
+{
+	if (line == 0)
+		return 0;
+	if (line < 0)
+		return exl3_errf(st->err, line == -2 ? -ENOMEM : -EIO, "%s: cannot read it", path);
+	if (!st->code)
+		return exl3_errf(st->err, -EINVAL, "%s:%d: not a 'key = value' line", path, line);
+	exl3_err_prefix(st->err, "%s:%d", path, line);
+	return st->code;
+}
+
+static int read_file(struct exl3_config *cfg, const char *path, struct exl3_error *err)
+{
+	struct file_state st = {.cfg = cfg, .err = err};
+
+	return finish_file(&st, ini_parse(path, ini_line, &st), path);
+}
+
+static int conf_only(const struct dirent *d)
+{
+	size_t len = strlen(d->d_name);
+
+	return d->d_name[0] != '.' && len > 5 && strcmp(d->d_name + len - 5, ".conf") == 0;
+}
+
+/* The drop-ins of "x.conf" lie in "x.conf.d". */
+static int read_drop_ins(struct exl3_config *cfg, const char *path, struct exl3_error *err)
+{
+	char dir[PATH_MAX], file[PATH_MAX];
+	struct dirent **list;
+	int n, rc = 0;
+
+	if (snprintf(dir, sizeof(dir), "%s.d", path) >= (int)sizeof(dir))
+		return exl3_errf(err, -ENAMETOOLONG, "%s: path too long", path);
+	n = scandir(dir, &list, conf_only, alphasort);
+	if (n < 0)
+		return errno == ENOENT || errno == ENOTDIR ? 0
+							   : exl3_errf(err, -errno, "%s: %m", dir);
+	for (int i = 0; i < n; i++) {
+		if (rc == 0 &&
+		    snprintf(file, sizeof(file), "%s/%s", dir, list[i]->d_name) < (int)sizeof(file))
+			rc = read_file(cfg, file, err);
+		free(list[i]);
+	}
+	free(list);
+	return rc;
+}
+
+/* ---- the whole ---- */
+
+static int set_defaults(struct exl3_config *cfg, struct exl3_error *err)
+{
+	int rc;
+
+	memset(cfg, 0, sizeof(*cfg));
+	for (size_t i = 0; i < NR_KEYS; i++) {
+		if (!keys[i].fallback)
+			continue;
+		rc = set_key(cfg, &keys[i], keys[i].fallback, err);
+		if (rc < 0)
+			return rc;
+	}
+	return 0;
+}
+
+/* What can be checked only when all values are known, and defaults that depend on others. */
+static int finish(struct exl3_config *cfg, struct exl3_error *err)
+{
+	char text[PATH_MAX];
+
+	if (!cfg->socket) {
+		snprintf(text, sizeof(text), EXL3_RUN_DIR "/%lld.sock",
+			 cfg->node < 0 ? 0ll : (long long)cfg->node);
+		if (set_string(&cfg->socket, text) < 0)
+			return exl3_errf(err, -ENOMEM, "socket: out of memory");
+	}
+	if (strlen(cfg->socket) > 100) /* sun_path has 108 bytes; the lock's suffix has 5 */
+		return exl3_errf(err, -EINVAL, "socket: '%s' is longer than 100 bytes",
+				 cfg->socket);
+	for (size_t i = 0; i < cfg->nr_models; i++) {
+		struct exl3_config_model *model = &cfg->models[i];
+
+		if (!model->path)
+			return exl3_errf(err, -EINVAL, "model %s: no path", model->name);
+		if (model->path[0] == '/')
+			continue;
+		/* Made absolute now: the worker is started again later, maybe from elsewhere. */
+		if (!getcwd(text, sizeof(text)) ||
+		    strlen(text) + strlen(model->path) + 2 > sizeof(text))
+			return exl3_errf(err, -EINVAL, "model %s: cannot make '%s' absolute",
+					 model->name, model->path);
+		strcat(strcat(text, "/"), model->path);
+		if (set_string(&model->path, text) < 0)
+			return exl3_errf(err, -ENOMEM, "model: out of memory");
+	}
+	return 0;
+}
+
+/* Value of "--key value" or "--key=value" at argv[*i]; a boolean needs none. NULL: missing. */
+static const char *flag_value(int argc, char *const argv[], int *i, const char *eq, bool boolean)
+{
+	if (eq)
+		return eq + 1;
+	if (boolean && (*i + 1 >= argc || argv[*i + 1][0] == '-'))
+		return "yes";
+	return *i + 1 < argc ? argv[++*i] : NULL;
+}
+
+/* One pass over the flags. @cfg NULL: only the flags that are not keys (which file to read). */
+static int read_flags(int argc, char *const argv[], struct exl3_config *cfg, const char **file,
+		      struct exl3_config_args *args, struct exl3_error *err)
+{
+	for (int i = 1; i < argc; i++) {
+		const char *name = argv[i] + 2, *eq, *value;
+		const struct key *key;
+		size_t len;
+		int rc;
+
+		if (strcmp(argv[i], "-h") == 0)
+			name = "help";
+		else if (strncmp(argv[i], "--", 2) != 0)
+			return exl3_errf(err, -EINVAL, "'%s': flags begin with --, see --help",
+					 argv[i]);
+		eq = strchr(name, '=');
+		len = eq ? (size_t)(eq - name) : strlen(name);
+		if (strcmp(name, "help") == 0) {
+			args->help = true;
+		} else if (strcmp(name, "version") == 0) {
+			args->version = true;
+		} else if (strcmp(name, "check-config") == 0) {
+			args->check = true;
+		} else if (len == 6 &&
+			   (memcmp(name, "config", 6) == 0 || memcmp(name, "worker", 6) == 0)) {
+			value = flag_value(argc, argv, &i, eq, false);
+			if (!value)
+				return exl3_errf(err, -EINVAL, "--%.6s: value missing", name);
+			if (name[0] == 'c')
+				*file = value;
+			else
+				args->worker_fd = atoi(value);
+		} else {
+			key = find_key(name, len);
+			if (!key)
+				return exl3_errf(err, -EINVAL, "unknown flag '%s', see --help",
+						 argv[i]);
+			value = flag_value(argc, argv, &i, eq, key->type == KEY_BOOL);
+			if (!value)
+				return exl3_errf(err, -EINVAL, "--%s: value missing", key->name);
+			rc = cfg ? set_key(cfg, key, value, err) : 0;
+			if (rc < 0)
+				return exl3_err_prefix(err, "--%s", key->name), rc;
+		}
+	}
+	return 0;
+}
+
+int exl3_config_read(int argc, char *const argv[], struct exl3_config *ret,
+		     struct exl3_config_args *args, struct exl3_error *err)
+{
+	const char *file = NULL;
+	struct exl3_config cfg;
+	int rc;
+
+	*args = (struct exl3_config_args){.worker_fd = -1};
+	rc = read_flags(argc, argv, NULL, &file, args, err);
+	if (rc < 0)
+		return rc;
+	rc = set_defaults(&cfg, err);
+	if (rc == 0 && (file || access(EXL3_CONFIG_PATH, F_OK) == 0)) {
+		const char *path = file ? file : EXL3_CONFIG_PATH;
+
+		if (access(path, R_OK) < 0)
+			rc = exl3_errf(err, -errno, "%s: %m", path);
+		if (rc == 0)
+			rc = read_file(&cfg, path, err);
+		if (rc == 0)
+			rc = read_drop_ins(&cfg, path, err);
+		if (rc == 0 && set_string(&cfg.config, path) < 0)
+			rc = exl3_errf(err, -ENOMEM, "configuration: out of memory");
+	}
+	if (rc == 0)
+		rc = read_flags(argc, argv, &cfg, &file, args, err);
+	if (rc == 0)
+		rc = finish(&cfg, err);
+	if (rc < 0) {
+		exl3_config_fini(&cfg);
+		return rc;
+	}
+	*ret = cfg;
+	return 0;
+}
+
+int exl3_config_parse_string(const char *text, struct exl3_config *ret, struct exl3_error *err)
+{
+	struct file_state st = {.err = err};
+	struct exl3_config cfg;
+	int rc;
+
+	st.cfg = &cfg;
+	rc = set_defaults(&cfg, err);
+	if (rc == 0)
+		rc = finish_file(&st, ini_parse_string(text, ini_line, &st), "configuration");
+	if (rc == 0)
+		rc = finish(&cfg, err);
+	if (rc < 0) {
+		exl3_config_fini(&cfg);
+		return rc;
+	}
+	*ret = cfg;
+	return 0;
+}
+
+void exl3_config_fini(struct exl3_config *cfg)
+{
+	for (size_t i = 0; i < NR_KEYS; i++) {
+		if (keys[i].type == KEY_STRING || keys[i].type == KEY_ENUM)
+			free(*(char **)field(cfg, &keys[i]));
+	}
+	for (size_t i = 0; i < cfg->nr_models; i++)
+		model_fini(&cfg->models[i]);
+	free(cfg->models);
+	free(cfg->config);
+	memset(cfg, 0, sizeof(*cfg));
+}
+
+static bool same_value(const struct exl3_config *a, const struct exl3_config *b,
+		       const struct key *key)
+{
+	const char *s, *t;
+
+	switch (key->type) {
+	case KEY_STRING:
+	case KEY_ENUM:
+		s = *(char **)field(a, key);
+		t = *(char **)field(b, key);
+		return s && t ? strcmp(s, t) == 0 : s == t;
+	case KEY_BOOL:
+		return *(bool *)field(a, key) == *(bool *)field(b, key);
+	case KEY_MODEL:
+		return true; /* the worker compares its models itself */
+	default:
+		return *(int64_t *)field(a, key) == *(int64_t *)field(b, key);
+	}
+}
+
+unsigned exl3_config_reload(struct exl3_config *cfg, const struct exl3_config *fresh)
+{
+	unsigned others = 0;
+
+	for (size_t i = 0; i < NR_KEYS; i++) {
+		if (same_value(cfg, fresh, &keys[i]))
+			continue;
+		if (!keys[i].reload) {
+			exl3_warn("%s changed in the configuration: needs a restart", keys[i].name);
+			others++;
+		} else if (keys[i].type == KEY_ENUM || keys[i].type == KEY_STRING) {
+			set_string(field(cfg, &keys[i]), *(char **)field(fresh, &keys[i]));
+		} else {
+			*(int64_t *)field(cfg, &keys[i]) = *(int64_t *)field(fresh, &keys[i]);
+		}
+	}
+	return others;
+}
+
+static const char *type_word(const struct key *key)
+{
+	switch (key->type) {
+	case KEY_ENUM:
+		return key->choices;
+	case KEY_INT:
+	case KEY_UINT:
+		return "N";
+	case KEY_BYTES:
+		return "BYTES";
+	case KEY_BOOL:
+		return "yes|no";
+	default:
+		return "TEXT";
+	}
+}
+
+void exl3_config_help(FILE *out)
+{
+	fprintf(out, "usage: exl3-daemon [--config FILE] [--KEY VALUE]...\n"
+		     "       exl3-daemon --check-config | --help | --version\n\n"
+		     "Serves EXL3-quantized layers to the processes of this machine. Every key is "
+		     "also a\n"
+		     "line 'key = value' of the configuration file (default " EXL3_CONFIG_PATH
+		     ",\nthen FILE.d/*.conf; flags win).\n\n");
+	for (size_t i = 0; i < NR_KEYS; i++) {
+		const struct key *key = &keys[i];
+		char left[64];
+
+		snprintf(left, sizeof(left), "--%s %s", key->name, type_word(key));
+		fprintf(out, "  %-38s %s", left, key->help);
+		if (key->fallback)
+			fprintf(out, " [%s]", key->fallback);
+		if (key->type == KEY_INT || key->type == KEY_UINT)
+			fprintf(out, " (%lld..%lld)", (long long)key->min, (long long)key->max);
+		fputc('\n', out);
+	}
+	fprintf(out,
+		"\nSIGTERM finishes accepted requests and ends; SIGHUP reads the file again.\n");
+}
+
+void exl3_config_print(const struct exl3_config *cfg, FILE *out)
+{
+	for (size_t i = 0; i < NR_KEYS; i++) {
+		const struct key *key = &keys[i];
+		const char *s;
+
+		switch (key->type) {
+		case KEY_MODEL:
+			break;
+		case KEY_BOOL:
+			fprintf(out, "%s = %s\n", key->name,
+				*(bool *)field(cfg, key) ? "yes" : "no");
+			break;
+		case KEY_STRING:
+		case KEY_ENUM:
+			s = *(char **)field(cfg, key);
+			if (s)
+				fprintf(out, "%s = %s\n", key->name, s);
+			break;
+		default:
+			fprintf(out, "%s = %lld\n", key->name,
+				(long long)*(int64_t *)field(cfg, key));
+		}
+	}
+	for (size_t i = 0; i < cfg->nr_models; i++) {
+		fprintf(out, "\n[model %s]\npath = %s\n", cfg->models[i].name, cfg->models[i].path);
+		if (cfg->models[i].device)
+			fprintf(out, "device = %s\n", cfg->models[i].device);
+	}
+}
+
+int exl3_config_log_level(const struct exl3_config *cfg)
+{
+	switch (cfg->log_level[0]) {
+	case 'e':
+		return EXL3_LOG_ERROR;
+	case 'w':
+		return EXL3_LOG_WARN;
+	case 'd':
+		return EXL3_LOG_DEBUG;
+	default:
+		return EXL3_LOG_INFO;
+	}
+}

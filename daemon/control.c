@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* control.c - the control socket's verbs: decode, check, call, reply. */
+#include "daemon/control.h"
+
+#include "daemon/fault.h"
+#include "daemon/log.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define VERSION 1u /* of the protocol */
+
+/*
+ * Memory of the message that is being handled: decoded request and reply. A packet of 64 KiB cannot
+ * decode to more than this (unknown fields of two bytes each take the most), and a message that tries is
+ * refused. Loop thread only, empty between two messages.
+ */
+static struct {
+	_Alignas(16) char mem[4u << 20];
+	size_t used;
+} pool;
+
+static void *pool_alloc(void *arg, size_t bytes)
+{
+	void *p = pool.mem + pool.used;
+
+	(void)arg;
+	if (bytes > sizeof(pool.mem) - pool.used || exl3_fault("control.alloc"))
+		return NULL;
+	pool.used += (bytes + 15) & ~(size_t)15;
+	if (pool.used > sizeof(pool.mem))
+		pool.used = sizeof(pool.mem);
+	return p;
+}
+
+static void pool_free(void *arg, void *p)
+{
+	(void)arg;
+	(void)p; /* all at once, when the message has been handled */
+}
+
+static ProtobufCAllocator pool_allocator = {.alloc = pool_alloc, .free = pool_free};
+
+void *exl3_call_alloc(size_t bytes)
+{
+	void *p = pool_alloc(NULL, bytes);
+
+	return p ? memset(p, 0, bytes) : NULL;
+}
+
+char *exl3_call_strdup(const char *text)
+{
+	size_t bytes = strlen(text ? text : "") + 1;
+	char *copy = exl3_call_alloc(bytes);
+
+	return copy ? memcpy(copy, text ? text : "", bytes) : NULL;
+}
+
+int exl3_call_nomem(struct exl3_call *c)
+{
+	return exl3_errf(&c->err, -ENOMEM, "out of memory for the reply");
+}
+
+/* ---- hello ---- */
+
+static int verb_hello(struct exl3_call *c)
+{
+	const Exl3__Hello *hello = c->req->hello;
+	const struct exl3_worker *w = c->w;
+	Exl3__HelloReply *reply = exl3_call_alloc(sizeof(*reply));
+
+	if (!reply)
+		return exl3_call_nomem(c);
+	if (hello->version_min > VERSION || hello->version_max < VERSION)
+		return exl3_errf(&c->err, -EPROTO,
+				 "this daemon speaks protocol version %u, the client %u to %u: "
+				 "update the older one",
+				 VERSION, hello->version_min, hello->version_max);
+	exl3_peer_set_name(c->peer, hello->name ? hello->name : "");
+	c->peer->hello = true;
+	exl3__hello_reply__init(reply);
+	reply->version = VERSION;
+	reply->features = 0; /* none is defined: what is offered is ignored */
+	reply->daemon_version = (char *)EXL3_DAEMON_VERSION;
+	reply->backend = (char *)(uintptr_t)w->ops->name;
+	reply->pid = (int32_t)getpid();
+	reply->sq_entries_max = EXL3_SQ_ENTRIES_MAX;
+	reply->arena_bytes_max = w->cfg->arena_max;
+	reply->admin = c->peer->admin;
+	c->reply->body_case = EXL3__REPLY__BODY_HELLO;
+	c->reply->hello = reply;
+	return 0;
+}
+
+/* ---- verbs ---- */
+
+#define ADMIN     (1u << 0) /* root and the daemon's own user */
+#define UNGREETED (1u << 1) /* also before Hello */
+#define NOT_DRAIN (1u << 2) /* refused while the daemon drains */
+
+static const struct verb {
+	const char *name;
+	int (*fn)(struct exl3_call *c);
+	unsigned flags;
+} verbs[] = {
+	[EXL3__REQUEST__BODY_HELLO] = {"hello", verb_hello, UNGREETED},
+	[EXL3__REQUEST__BODY_LIST_MODELS] = {"list models", exl3_verb_list_models, 0},
+	[EXL3__REQUEST__BODY_OPEN_MODEL] = {"open model", exl3_verb_open_model, 0},
+	[EXL3__REQUEST__BODY_CLOSE_MODEL] = {"close model", exl3_verb_close_model, 0},
+	[EXL3__REQUEST__BODY_LIST_MODULES] = {"list modules", exl3_verb_list_modules, 0},
+	[EXL3__REQUEST__BODY_OPEN_MODULE] = {"open module", exl3_verb_open_module, 0},
+	[EXL3__REQUEST__BODY_CLOSE_MODULE] = {"close module", exl3_verb_close_module, 0},
+	[EXL3__REQUEST__BODY_LIST_TENSORS] = {"list tensors", exl3_verb_list_tensors, 0},
+	[EXL3__REQUEST__BODY_OPEN_TENSOR] = {"open tensor", exl3_verb_open_tensor, 0},
+	[EXL3__REQUEST__BODY_RESOLVE] = {"resolve", exl3_verb_resolve, 0},
+	[EXL3__REQUEST__BODY_CREATE_CHANNEL] = {"create channel", exl3_verb_create_channel,
+						NOT_DRAIN},
+	[EXL3__REQUEST__BODY_CLOSE_CHANNEL] = {"close channel", exl3_verb_close_channel, 0},
+	[EXL3__REQUEST__BODY_CREATE_ARENA] = {"create arena", exl3_verb_create_arena, NOT_DRAIN},
+	[EXL3__REQUEST__BODY_FREE_BUFFER] = {"free buffer", exl3_verb_free_buffer, 0},
+	[EXL3__REQUEST__BODY_REGISTER_MLA] = {"register mla", exl3_verb_register_mla, 0},
+	[EXL3__REQUEST__BODY_LOAD] = {"load", exl3_verb_load, ADMIN | NOT_DRAIN},
+	[EXL3__REQUEST__BODY_UNLOAD] = {"unload", exl3_verb_unload, ADMIN | NOT_DRAIN},
+	[EXL3__REQUEST__BODY_DRAIN] = {"drain", exl3_verb_drain, ADMIN},
+	[EXL3__REQUEST__BODY_STATUS] = {"status", exl3_verb_status, 0},
+	[EXL3__REQUEST__BODY_PS] = {"ps", exl3_verb_ps, 0},
+	[EXL3__REQUEST__BODY_LIST_KERNELS] = {"list kernels", exl3_verb_list_kernels, 0},
+};
+
+static int call_verb(struct exl3_call *c)
+{
+	size_t n = (size_t)c->req->body_case;
+	const struct verb *verb = n < sizeof(verbs) / sizeof(verbs[0]) ? &verbs[n] : NULL;
+
+	if (!verb || !verb->fn)
+		return exl3_errf(&c->err, -EOPNOTSUPP, "this daemon does not know that request");
+	if (c->peer->refused)
+		return exl3_errf(&c->err, -EDQUOT,
+				 "%llu clients are connected, more are not allowed "
+				 "(clients-max): close one",
+				 (unsigned long long)c->w->cfg->clients_max);
+	if (!c->peer->hello && !(verb->flags & UNGREETED))
+		return exl3_errf(&c->err, -EPROTO, "%s: the first request must be hello",
+				 verb->name);
+	if (verb->flags & ADMIN && !c->peer->admin)
+		return exl3_errf(&c->err, -EPERM,
+				 "%s: only root and the daemon's own user (uid %d) may do that",
+				 verb->name, (int)geteuid());
+	if (verb->flags & NOT_DRAIN && c->w->draining)
+		return exl3_errf(&c->err, -ESHUTDOWN, "%s: the daemon is draining", verb->name);
+	return verb->fn(c);
+}
+
+/* ---- replies ---- */
+
+static void send_reply(struct exl3_call *c, uint64_t id, int code)
+{
+	static uint8_t packet[EXL3_PACKET_MAX]; /* loop thread only */
+	Exl3__Reply *reply = c->reply;
+
+	reply->id = id;
+	reply->instance = c->w->instance;
+	reply->generation = c->w->generation;
+	if (code < 0) {
+		reply->code = code;
+		reply->error = c->err.text;
+		reply->body_case = EXL3__REPLY__BODY__NOT_SET;
+		c->nr_fds = 0;
+	}
+	if (exl3__reply__get_packed_size(reply) > sizeof(packet)) {
+		/* Lists are paged below this: one entry alone is too long. */
+		reply->body_case = EXL3__REPLY__BODY__NOT_SET;
+		reply->code = -EMSGSIZE;
+		reply->error = (char *)"the reply does not fit into a packet";
+		c->nr_fds = 0;
+	}
+	exl3_peer_send(c->peer, packet, exl3__reply__pack(reply, packet), c->fds, c->nr_fds);
+	exl3_closep(&c->close_fd);
+}
+
+void exl3_control_resume(struct exl3_peer *peer, int code, const char *text,
+			 int (*fill)(struct exl3_call *c, void *arg), void *arg)
+{
+	Exl3__Reply reply = EXL3__REPLY__INIT;
+	struct exl3_call c = {.w = peer->w, .peer = peer, .reply = &reply, .close_fd = -1};
+	size_t used = pool.used; /* we may be inside of another client's call */
+
+	if (code < 0)
+		exl3_errf(&c.err, code, "%s", text);
+	else if (fill)
+		code = fill(&c, arg);
+	send_reply(&c, peer->wait_id, code);
+	pool.used = used;
+	peer->waiting = EXL3_WAIT_NONE;
+	peer->wait_for = NULL;
+	exl3_peer_rewatch(peer);
+}
+
+void exl3_control_request(struct exl3_peer *peer, const void *packet, size_t bytes)
+{
+	Exl3__Reply reply = EXL3__REPLY__INIT;
+	struct exl3_call c = {.w = peer->w, .peer = peer, .reply = &reply, .close_fd = -1};
+	uint64_t id = 0;
+	int code;
+
+	pool.used = 0;
+	c.req = exl3__request__unpack(&pool_allocator, bytes, packet);
+	if (c.req) {
+		id = c.req->id;
+		code = call_verb(&c);
+	} else {
+		code = exl3_errf(&c.err, -EPROTO, "the request cannot be decoded");
+	}
+	if (peer->waiting) {
+		peer->wait_id = id; /* the reply is owed */
+	} else {
+		if (code < 0)
+			exl3_dbg("%s: %s", peer->who, c.err.text);
+		send_reply(&c, id, code);
+		if (peer->refused || (code == -EPROTO && !peer->hello))
+			peer->closing =
+				true; /* the reply is on its way; there is nothing more to say */
+	}
+	pool.used = 0;
+}
+
+/* ---- waiting ---- */
+
+void exl3_control_model_event(struct exl3_worker *w, struct exl3_registered *reg,
+			      enum exl3_models_event event)
+{
+	struct exl3_peer *next;
+
+	for (struct exl3_peer *peer = w->peers; peer; peer = next) {
+		next = peer->next;
+		if (peer->wait_for != reg)
+			continue;
+		if (peer->waiting == EXL3_WAIT_GONE && event == EXL3_MODELS_GONE)
+			exl3_control_resume(peer, 0, NULL, NULL, NULL);
+		else if (peer->waiting == EXL3_WAIT_LOADED && event == EXL3_MODELS_LOADED)
+			exl3_control_resume(peer, 0, NULL, NULL, NULL);
+		else if (peer->waiting == EXL3_WAIT_LOADED && event == EXL3_MODELS_FAILED)
+			exl3_control_resume(peer, reg->model->error.code, reg->model->error.text,
+					    NULL, NULL);
+		else if (peer->waiting == EXL3_WAIT_LOADED)
+			exl3_control_resume(peer, -ECANCELED, "the model was unloaded meanwhile",
+					    NULL, NULL);
+	}
+}
+
+void exl3_control_forget(struct exl3_peer *peer)
+{
+	exl3_arena_job_forget(peer);
+	peer->waiting = EXL3_WAIT_NONE;
+	peer->wait_for = NULL;
+}

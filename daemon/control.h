@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* control.h - the control socket's verbs: decode, check, call, reply. */
+#ifndef EXL3_DAEMON_CONTROL_H
+#define EXL3_DAEMON_CONTROL_H
+
+#include "daemon/peer.h"
+#include "proto/exl3.pb-c.h"
+
+/* Handles one packet of a client: one reply is sent, queued, or owed (peer->waiting). */
+void exl3_control_request(struct exl3_peer *peer, const void *packet, size_t bytes);
+/* Something that clients may wait for has happened to a model. */
+void exl3_control_model_event(struct exl3_worker *w, struct exl3_registered *reg,
+			      enum exl3_models_event event);
+/* The peer is being freed: nothing it waits for may touch it any more. */
+void exl3_control_forget(struct exl3_peer *peer);
+
+/* ---- for control_*.c: one call ---- */
+
+struct exl3_call {
+	struct exl3_worker *w;
+	struct exl3_peer *peer;
+	const Exl3__Request *req;
+	Exl3__Reply *reply; /* body to be filled in, memory from exl3_call_alloc() */
+	int fds[EXL3_FDS_MAX];
+	unsigned nr_fds;
+	int close_fd; /* one of fds that is ours to close after sending, or -1 */
+	struct exl3_error err;
+};
+
+/* Zeroed memory that lives until the reply was sent; NULL: the message has grown too large. */
+void *exl3_call_alloc(size_t bytes);
+char *exl3_call_strdup(const char *text);
+/* Bytes left for list entries of a reply: a page ends before it would not fit into a packet. */
+#define EXL3_PAGE_BYTES (EXL3_PACKET_MAX - 4096u)
+/* exl3_errf(call's error, -ENOMEM, ...) */
+int exl3_call_nomem(struct exl3_call *c);
+/* The owed reply of a peer: body and code as in @c. */
+void exl3_control_answer(struct exl3_call *c, uint64_t id, int code);
+
+/* A reply of one body to a peer that waits; @fill may be NULL. */
+void exl3_control_resume(struct exl3_peer *peer, int code, const char *text,
+			 int (*fill)(struct exl3_call *c, void *arg), void *arg);
+
+/* control_model.c */
+int exl3_verb_list_models(struct exl3_call *c);
+int exl3_verb_open_model(struct exl3_call *c);
+int exl3_verb_close_model(struct exl3_call *c);
+int exl3_verb_list_modules(struct exl3_call *c);
+int exl3_verb_open_module(struct exl3_call *c);
+int exl3_verb_close_module(struct exl3_call *c);
+int exl3_verb_list_tensors(struct exl3_call *c);
+int exl3_verb_open_tensor(struct exl3_call *c);
+int exl3_verb_resolve(struct exl3_call *c);
+/* control_memory.c */
+int exl3_verb_create_channel(struct exl3_call *c);
+int exl3_verb_close_channel(struct exl3_call *c);
+int exl3_verb_create_arena(struct exl3_call *c);
+int exl3_verb_free_buffer(struct exl3_call *c);
+int exl3_verb_register_mla(struct exl3_call *c);
+void exl3_arena_job_forget(struct exl3_peer *peer);
+/* control_admin.c */
+int exl3_verb_load(struct exl3_call *c);
+int exl3_verb_unload(struct exl3_call *c);
+int exl3_verb_drain(struct exl3_call *c);
+int exl3_verb_status(struct exl3_call *c);
+int exl3_verb_ps(struct exl3_call *c);
+int exl3_verb_list_kernels(struct exl3_call *c);
+
+/* Fills in what is known about a model; at most @skipped_max of what was left out. */
+int exl3_model_message(const struct exl3_registered *reg, uint32_t skipped_max, Exl3__Model **ret);
+
+#endif

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* control_admin.c - verbs about the daemon itself: load, unload, drain, status, clients, kernels. */
+#include "daemon/control.h"
+
+#include "daemon/log.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+int exl3_verb_load(struct exl3_call *c)
+{
+	const Exl3__Load *req = c->req->load;
+	char spec[EXL3_SUP_TEXT_MAX];
+	struct exl3_registered *reg;
+	int rc;
+
+	if (strlen(req->path) >= PATH_MAX)
+		return exl3_errf(&c->err, -ENAMETOOLONG, "load: the path is longer than %d bytes",
+				 PATH_MAX - 1);
+	rc = exl3_worker_check_device(c->w, req->device, &c->err);
+	if (rc == 0)
+		rc = exl3_models_load(&c->w->models, req->name, req->path, false, &reg, &c->err);
+	if (rc < 0)
+		return rc;
+	snprintf(spec, sizeof(spec), "%s=%s", reg->name, reg->path);
+	exl3_worker_tell(c->w, EXL3_SUP_ADDED, spec);
+	if (req->wait) {
+		c->peer->waiting = EXL3_WAIT_LOADED;
+		c->peer->wait_for = reg;
+	}
+	return 0;
+}
+
+int exl3_verb_unload(struct exl3_call *c)
+{
+	const char *name = c->req->unload->name;
+	struct exl3_registered *reg = exl3_models_find(&c->w->models, name);
+
+	if (!reg)
+		return exl3_errf(&c->err, -ENOENT,
+				 "there is no model '%.100s': see 'exl3ctl models'", name);
+	exl3_info("%s: unloads model %s", c->peer->who, reg->name);
+	exl3_worker_tell(c->w, EXL3_SUP_REMOVED, reg->name);
+	if (c->req->unload->wait) {
+		c->peer->waiting = EXL3_WAIT_GONE;
+		c->peer->wait_for = reg;
+	}
+	exl3_models_unload(reg);
+	return 0;
+}
+
+int exl3_verb_drain(struct exl3_call *c)
+{
+	exl3_worker_drain(c->w, c->peer->who);
+	return 0;
+}
+
+/* ---- status ---- */
+
+static int fill_backends(const struct exl3_worker *w, Exl3__StatusReply *s)
+{
+	s->backends = exl3_call_alloc(w->nr_backends * sizeof(s->backends[0]));
+	if (!s->backends)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < w->nr_backends; i++)
+		s->backends[s->n_backends++] = (char *)(uintptr_t)w->backends[i];
+	return 0;
+}
+
+static int fill_device(const struct exl3_worker *w, Exl3__StatusReply *s)
+{
+	struct exl3_dev_info info;
+
+	memset(&info, 0, sizeof(info));
+	w->ops->info(w->dev, &info);
+	s->backend = (char *)(uintptr_t)w->ops->name;
+	s->device_name = exl3_call_strdup(info.name);
+	s->isa = exl3_call_strdup(info.isa);
+	s->memory_total = info.memory_total;
+	s->memory_free = info.memory_free;
+	s->arena_bytes = info.arena_bytes;
+	s->workspace_bytes = info.workspace_bytes;
+	s->threads = info.threads;
+	return s->device_name && s->isa ? 0 : -ENOMEM;
+}
+
+static int fill_models(const struct exl3_worker *w, Exl3__StatusReply *s)
+{
+	s->models = exl3_call_alloc((w->models.nr + 1) * sizeof(s->models[0]));
+	if (!s->models)
+		return -ENOMEM;
+	for (struct exl3_registered *reg = w->models.list; reg; reg = reg->next) {
+		Exl3__Model *m;
+
+		if (!reg->model)
+			continue;
+		if (exl3_model_message(reg, 0, &m) < 0)
+			return -ENOMEM;
+		s->weight_bytes += m->weight_bytes;
+		/* Many models with long paths: the list of models is paged, this one ends early. */
+		if (s->n_models < 64)
+			s->models[s->n_models++] = m;
+	}
+	return 0;
+}
+
+int exl3_verb_status(struct exl3_call *c)
+{
+	const struct exl3_worker *w = c->w;
+	const struct exl3_counters *counters = exl3_dispatch_counters(w->dispatch);
+	Exl3__StatusReply *s = exl3_call_alloc(sizeof(*s));
+
+	if (!s)
+		return exl3_call_nomem(c);
+	exl3__status_reply__init(s);
+	s->daemon_version = (char *)EXL3_DAEMON_VERSION;
+	s->state = (char *)(w->draining ? "draining" : w->ready ? "serving" : "starting");
+	s->uptime_ms = (exl3_now_ns() - w->start_ns) / 1000000;
+	s->numa_node = (int32_t)w->cfg->node;
+	s->clients = w->nr_peers;
+	s->channels = exl3_dispatch_channels(w->dispatch);
+	s->requests = counters->requests;
+	s->errors = counters->errors;
+	s->supervisor_pid = (int32_t)w->supervisor;
+	s->worker_pid = (int32_t)getpid();
+	if (fill_device(w, s) < 0 || fill_backends(w, s) < 0 || fill_models(w, s) < 0)
+		return exl3_call_nomem(c);
+	c->reply->body_case = EXL3__REPLY__BODY_STATUS;
+	c->reply->status = s;
+	return 0;
+}
+
+/* ---- clients and kernels ---- */
+
+int exl3_verb_ps(struct exl3_call *c)
+{
+	Exl3__PsReply *reply = exl3_call_alloc(sizeof(*reply));
+	uint64_t now = exl3_now_ns();
+	size_t bytes = 0;
+
+	if (!reply)
+		return exl3_call_nomem(c);
+	exl3__ps_reply__init(reply);
+	reply->clients = exl3_call_alloc((c->w->nr_peers + 1) * sizeof(reply->clients[0]));
+	for (struct exl3_peer *peer = c->w->peers; peer; peer = peer->next) {
+		Exl3__PsClient *p = exl3_call_alloc(sizeof(*p));
+
+		if (!p || !reply->clients)
+			return exl3_call_nomem(c);
+		exl3__ps_client__init(p);
+		p->pid = (int32_t)peer->pid;
+		p->uid = peer->uid;
+		p->gid = peer->gid;
+		p->name = peer->name;
+		p->channels = peer->nr_channels;
+		p->modules = peer->nr_open[EXL3_HANDLE_MODULE];
+		p->arena_bytes = peer->arena_bytes;
+		p->requests = peer->counters.requests;
+		p->errors = peer->counters.errors;
+		p->rows = peer->counters.rows;
+		p->connected_ms = (now - peer->connected_ns) / 1000000;
+		bytes += exl3__ps_client__get_packed_size(p) + 8;
+		if (bytes > EXL3_PAGE_BYTES)
+			break; /* the newest clients come first: the oldest of very many are left out */
+		reply->clients[reply->n_clients++] = p;
+	}
+	c->reply->body_case = EXL3__REPLY__BODY_PS;
+	c->reply->ps = reply;
+	return 0;
+}
+
+int exl3_verb_list_kernels(struct exl3_call *c)
+{
+	const struct exl3_kernel *kernels = c->w->ops->kernels;
+	Exl3__Kernels *reply = exl3_call_alloc(sizeof(*reply));
+	size_t nr = 0;
+
+	while (kernels[nr].name)
+		nr++;
+	if (!reply)
+		return exl3_call_nomem(c);
+	exl3__kernels__init(reply);
+	reply->names = exl3_call_alloc((nr + 1) * sizeof(reply->names[0]));
+	if (!reply->names)
+		return exl3_call_nomem(c);
+	for (size_t i = 0; i < nr; i++)
+		reply->names[i] = (char *)(uintptr_t)kernels[i].name;
+	reply->n_names = nr;
+	c->reply->body_case = EXL3__REPLY__BODY_KERNELS;
+	c->reply->kernels = reply;
+	return 0;
+}

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* control_memory.c - verbs for what a client's requests need: channels, arenas, MLA geometries. */
+#include "daemon/control.h"
+
+#include "daemon/fault.h"
+#include "daemon/log.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* ---- channels ---- */
+
+int exl3_verb_create_channel(struct exl3_call *c)
+{
+	const struct exl3_worker *w = c->w;
+	struct exl3_peer *peer = c->peer;
+	uint32_t entries = c->req->create_channel->entries, slot = 0;
+	Exl3__ChannelReply *reply = exl3_call_alloc(sizeof(*reply));
+	struct exl3_channel_options opt = {
+		.entries = entries,
+		.generation = w->generation,
+		.instance = w->instance,
+		.counters = &peer->counters,
+		.buffer = exl3_peer_buffer,
+		.target = exl3_peer_target,
+		.arg = peer,
+		.who = peer->who,
+	};
+	int rc;
+
+	if (!reply)
+		return exl3_call_nomem(c);
+	if (entries < EXL3_SQ_ENTRIES_MIN || entries > EXL3_SQ_ENTRIES_MAX ||
+	    entries & (entries - 1))
+		return exl3_errf(&c->err, -EINVAL,
+				 "channel: %u entries is not a power of two, %u to %u", entries,
+				 EXL3_SQ_ENTRIES_MIN, EXL3_SQ_ENTRIES_MAX);
+	if (peer->nr_channels >= w->cfg->channels_max)
+		return exl3_errf(&c->err, -EDQUOT, "channel: a client may have %llu (channels-max)",
+				 (unsigned long long)w->cfg->channels_max);
+	while (peer->channels[slot])
+		slot++;
+	opt.channel = slot + 1;
+	rc = exl3_channel_new(w->dispatch, &opt, &peer->channels[slot], c->fds, &c->err);
+	if (rc < 0)
+		return rc;
+	peer->nr_channels++;
+	c->nr_fds = 3;
+	c->close_fd = c->fds[2];
+	exl3__channel_reply__init(reply);
+	reply->channel = slot + 1;
+	reply->bytes = exl3_channel_bytes(peer->channels[slot]);
+	c->reply->body_case = EXL3__REPLY__BODY_CHANNEL;
+	c->reply->channel = reply;
+	return 0;
+}
+
+int exl3_verb_close_channel(struct exl3_call *c)
+{
+	struct exl3_peer *peer = c->peer;
+	uint32_t slot = c->req->close_channel->channel - 1;
+
+	if (slot >= EXL3_CHANNELS_MAX || !peer->channels[slot])
+		return exl3_errf(&c->err, -ENOENT, "there is no channel %u",
+				 c->req->close_channel->channel);
+	peer->channels[slot] = exl3_channel_close(peer->channels[slot]);
+	peer->nr_channels--;
+	return 0;
+}
+
+/* ---- arenas ---- */
+
+/* Made off the loop: zeroing gigabytes takes long. */
+struct exl3_arena_job {
+	struct exl3_job job;
+	struct exl3_worker *w;
+	struct exl3_peer *peer; /* borrowed; NULL: it has left meanwhile */
+	size_t bytes;
+	struct exl3_buffer *buf; /* owned until the peer has it */
+	int rc;
+	struct exl3_error err;
+};
+
+static void run_arena(struct exl3_job *job)
+{
+	struct exl3_arena_job *a = (struct exl3_arena_job *)job;
+
+	if (exl3_fault("arena.new"))
+		a->rc = exl3_errf(&a->err, -ENOMEM, "arena: out of memory");
+	else
+		a->rc = a->w->ops->arena_new(a->w->dev, a->bytes, &a->buf->arena, &a->err);
+}
+
+static int arena_reply(struct exl3_call *c, void *arg)
+{
+	struct exl3_arena_job *a = arg;
+	Exl3__ArenaReply *reply = exl3_call_alloc(sizeof(*reply));
+	uint32_t id = reply ? exl3_peer_add_buffer(c->peer, a->buf) : 0;
+
+	if (!reply)
+		return exl3_call_nomem(c);
+	if (!id)
+		return exl3_errf(&c->err, -EDQUOT, "a client may have %u buffers",
+				 EXL3_BUFFERS_MAX);
+	exl3__arena_reply__init(reply);
+	reply->buffer = id;
+	reply->bytes = a->buf->bytes;
+	c->reply->body_case = EXL3__REPLY__BODY_ARENA;
+	c->reply->arena = reply;
+	c->fds[0] = a->buf->arena->fd;
+	c->nr_fds = 1;
+	a->buf = NULL;
+	return 0;
+}
+
+static void done_arena(struct exl3_job *job)
+{
+	struct exl3_arena_job *a = (struct exl3_arena_job *)job;
+	struct exl3_peer *peer = a->peer;
+
+	if (a->rc == 0) {
+		a->buf->base = a->buf->arena->dev_ptr;
+		a->buf->bytes = a->buf->arena->bytes;
+		a->w->nr_arenas++;
+	}
+	if (peer) {
+		peer->wait_arena = NULL;
+		peer->arena_bytes -= a->bytes;
+		if (a->rc == 0)
+			peer->arena_bytes += a->buf->bytes;
+		exl3_control_resume(peer, a->rc, a->err.text, arena_reply, a);
+		if (a->rc == 0 && a->buf) /* it could not be given to the client */
+			peer->arena_bytes -= a->buf->bytes;
+	}
+	if (a->buf && a->buf->arena) {
+		exl3_buffer_free(a->w, a->buf);
+	} else if (a->buf) {
+		free(a->buf->owner);
+		free(a->buf);
+	}
+	free(a);
+}
+
+void exl3_arena_job_forget(struct exl3_peer *peer)
+{
+	if (peer->wait_arena)
+		peer->wait_arena->peer = NULL;
+	peer->wait_arena = NULL;
+}
+
+int exl3_verb_create_arena(struct exl3_call *c)
+{
+	struct exl3_peer *peer = c->peer;
+	uint64_t bytes = c->req->create_arena->bytes, max = c->w->cfg->arena_max;
+	struct exl3_arena_job *a;
+
+	if (bytes == 0 || bytes > 1ull << 46)
+		return exl3_errf(&c->err, -EINVAL, "arena: %llu bytes", (unsigned long long)bytes);
+	bytes = (bytes + 4095) & ~4095ull;
+	if (max && (peer->arena_bytes > max || bytes > max - peer->arena_bytes))
+		return exl3_errf(&c->err, -EDQUOT,
+				 "arena: %llu bytes wanted, %llu held, %llu allowed (arena-max)",
+				 (unsigned long long)bytes, (unsigned long long)peer->arena_bytes,
+				 (unsigned long long)max);
+	if (peer->nr_buffers >= EXL3_BUFFERS_MAX)
+		return exl3_errf(&c->err, -EDQUOT, "a client may have %u buffers",
+				 EXL3_BUFFERS_MAX);
+	a = calloc(1, sizeof(*a));
+	if (a)
+		a->buf = exl3_buffer_new();
+	if (!a || !a->buf) {
+		free(a);
+		return exl3_errf(&c->err, -ENOMEM, "arena: out of memory");
+	}
+	a->w = c->w;
+	a->peer = peer;
+	a->bytes = bytes;
+	a->job.run = run_arena;
+	a->job.done = done_arena;
+	peer->arena_bytes += bytes;
+	peer->wait_arena = a;
+	peer->waiting = EXL3_WAIT_ARENA;
+	exl3_jobs_add(c->w->memory, &a->job);
+	return 0;
+}
+
+int exl3_verb_free_buffer(struct exl3_call *c)
+{
+	if (exl3_peer_drop_buffer(c->peer, c->req->free_buffer->buffer) < 0)
+		return exl3_errf(&c->err, -ENOENT, "there is no buffer %u",
+				 c->req->free_buffer->buffer);
+	return 0;
+}
+
+/* ---- MLA geometries ---- */
+
+int exl3_verb_register_mla(struct exl3_call *c)
+{
+	const Exl3__RegisterMla *m = c->req->register_mla;
+	struct exl3_handle h = {.type = EXL3_HANDLE_MLA};
+	Exl3__Handle *reply = exl3_call_alloc(sizeof(*reply));
+	int rc;
+
+	if (!reply)
+		return exl3_call_nomem(c);
+	if (m->cache_dtype >= EXL3_DTYPE_NR || m->indices_dtype >= EXL3_DTYPE_NR)
+		return exl3_errf(&c->err, -EINVAL, "mla: no such dtype");
+	h.mla = (struct exl3_mla_geometry){
+		.heads = m->heads,
+		.dim = m->dim,
+		.value_dim = m->value_dim,
+		.topk = m->topk,
+		.slots = m->slots,
+		.cache_stride = m->cache_stride,
+		.indices_stride = m->indices_stride,
+		.cache_dtype = (uint8_t)m->cache_dtype,
+		.indices_dtype = (uint8_t)m->indices_dtype,
+	};
+	rc = exl3_check_geometry(&h.mla, &c->err);
+	if (rc < 0)
+		return rc;
+	exl3__handle__init(reply);
+	rc = exl3_handle_add(c->peer, &h, &reply->handle, &c->err);
+	if (rc < 0)
+		return rc;
+	c->reply->body_case = EXL3__REPLY__BODY_HANDLE;
+	c->reply->handle = reply;
+	return 0;
+}

@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dispatch.c - from ring entry to completion: check once, queue, launch, complete. */
+#include "daemon/dispatch_priv.h"
+
+#include "daemon/fault.h"
+#include "daemon/log.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- completions ---- */
+
+static void post(struct exl3_channel *ch, uint64_t user_data, int result, uint64_t detail,
+		 uint64_t exec_ns)
+{
+	const struct exl3_cqe cqe = {
+		.user_data = user_data, .result = result, .detail = detail, .exec_ns = exec_ns};
+	struct exl3_dispatch *d = ch->d;
+
+	d->counters.requests++;
+	d->counters.errors += result < 0;
+	if (ch->counters) {
+		ch->counters->requests++;
+		ch->counters->errors += result < 0;
+	}
+	if (ch->closed || ch->failed)
+		return; /* nobody reads it, and a broken ring is not written any more */
+	exl3_cq_post(&ch->ring, &cqe);
+	exl3_channel_touch(ch);
+}
+
+static void pin(struct exl3_request *req)
+{
+	for (uint32_t i = 0; i < req->c.nr_pins; i++)
+		req->c.pins[i]->refs++;
+	if (req->c.target.model)
+		exl3_registered_pin(req->c.target.model);
+}
+
+static void unpin(struct exl3_dispatch *d, struct exl3_request *req)
+{
+	for (uint32_t i = 0; i < req->c.nr_pins; i++) {
+		if (--req->c.pins[i]->refs == 0)
+			d->buffer_free(d->arg, req->c.pins[i]);
+	}
+	if (req->c.target.model)
+		exl3_registered_unpin(req->c.target.model);
+}
+
+/* The request has ended, however: unpinned, answered, its slot free again. */
+static void finish(struct exl3_request *req, int result, uint64_t detail, uint64_t exec_ns)
+{
+	struct exl3_channel *ch = req->ch;
+
+	assert(req->item.state == EXL3_ITEM_IDLE);
+	unpin(ch->d, req);
+	req->next = ch->free;
+	ch->free = req;
+	if (result == 0) {
+		ch->d->counters.rows += req->c.rows.m;
+		if (ch->counters)
+			ch->counters->rows += req->c.rows.m;
+	}
+	post(ch, req->user_data, result, detail, exec_ns);
+}
+
+/* ---- entries ---- */
+
+/* The oldest request of that name that has not started is taken out: 0, -EALREADY, -ENOENT. */
+static int cancel(struct exl3_channel *ch, uint64_t user_data)
+{
+	for (struct exl3_sched_item *item = ch->flow.head; item; item = item->next) {
+		struct exl3_request *req = (struct exl3_request *)item;
+
+		if (req->user_data != user_data)
+			continue;
+		exl3_sched_remove(&ch->d->sched, item);
+		finish(req, -ECANCELED, EXL3_DETAIL_NONE, 0);
+		return 0;
+	}
+	for (uint32_t i = 0; ch->flow.running && i <= ch->ring.cq_mask; i++) {
+		if (ch->slots[i].item.state == EXL3_ITEM_RUNNING &&
+		    ch->slots[i].user_data == user_data)
+			return -EALREADY;
+	}
+	return -ENOENT;
+}
+
+static const void *merge_key(const struct exl3_checked *c)
+{
+	const struct exl3_module_desc *desc = c->target.desc;
+
+	/* Deterministic bits may not depend on neighbours; a chosen kernel or other constants are for
+	 * this request alone. */
+	if (c->deterministic || c->kernel || !desc)
+		return NULL;
+	if (c->op != EXL3_OP_LINEAR && (c->act != desc->act || c->limit != desc->limit ||
+					c->routed_scale != desc->routed_scale))
+		return NULL;
+	return desc;
+}
+
+/* May this be accepted at all, leaving aside whether it is right? */
+static int admit(const struct exl3_dispatch *d, uint8_t op)
+{
+	if (op == EXL3_OP_CANCEL)
+		return 0;
+	if (d->draining)
+		return -ESHUTDOWN;
+	return d->device_lost && op != EXL3_OP_NOP ? -EIO : 0;
+}
+
+void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
+{
+	struct exl3_dispatch *d = ch->d;
+	struct exl3_request *req = ch->free;
+	enum exl3_detail detail;
+	int rc;
+
+	assert(req); /* as many slots as credit, which was checked when the entry was taken */
+	rc = exl3_check_sqe(sqe, &ch->env, &req->c, &detail);
+	if (rc == 0)
+		rc = admit(d, sqe->op);
+	if (rc < 0) {
+		post(ch, sqe->user_data, rc, detail, 0);
+		return;
+	}
+	if (sqe->op == EXL3_OP_CANCEL) {
+		/* Takes no turn: behind what it cancels it would be of no use. */
+		rc = cancel(ch, sqe->u.cancel.user_data);
+		post(ch, sqe->user_data, rc, EXL3_DETAIL_NONE, 0);
+		return;
+	}
+	if (sqe->op == EXL3_OP_NOP && !ch->flow.queued && !ch->flow.running) {
+		post(ch, sqe->user_data, 0, EXL3_DETAIL_NONE, 0);
+		return;
+	}
+	ch->free = req->next;
+	req->user_data = sqe->user_data;
+	req->item.deadline_ns = sqe->deadline_ns;
+	req->item.fence = sqe->op == EXL3_OP_NOP;
+	req->item.rows = sqe->rows;
+	req->item.key = merge_key(&req->c);
+	pin(req);
+	exl3_sched_push(&d->sched, &ch->flow, &req->item);
+}
+
+void exl3_dispatch_drop_queued(struct exl3_channel *ch)
+{
+	while (ch->flow.head) {
+		struct exl3_request *req = (struct exl3_request *)ch->flow.head;
+
+		exl3_sched_remove(&ch->d->sched, &req->item);
+		finish(req, -ECANCELED, EXL3_DETAIL_NONE, 0);
+	}
+}
+
+/* ---- launches ---- */
+
+static void build_rows(struct exl3_launch *l, uint8_t op)
+{
+	for (uint32_t i = 0; i < l->nr; i++) {
+		const struct exl3_checked *c = &((struct exl3_request *)l->items[i])->c;
+
+		l->rows[i] = c->rows;
+		l->skipped[i] = 0;
+		if (op == EXL3_OP_MOE)
+			l->u.routes[i] = c->u.route;
+		else if (op == EXL3_OP_MLA_DECODE)
+			l->u.caches[i] = c->u.mla.cache;
+	}
+}
+
+static void build(struct exl3_launch *l)
+{
+	const struct exl3_checked *c = &((struct exl3_request *)l->items[0])->c;
+	const struct exl3_module_desc *desc = c->target.desc;
+	struct exl3_work *work = &l->work;
+
+	memset(work, 0, sizeof(*work));
+	work->op = c->op;
+	work->deterministic = c->deterministic;
+	work->kernel = c->kernel;
+	work->rows = l->rows;
+	work->nr_rows = l->nr;
+	work->skipped = l->skipped;
+	work->tag = l;
+	build_rows(l, c->op);
+	switch (c->op) {
+	case EXL3_OP_LINEAR:
+		work->u.linear.shards = desc->shards;
+		work->u.linear.nr_shards = desc->nr_shards;
+		break;
+	case EXL3_OP_MOE:
+	case EXL3_OP_MLP:
+		work->u.moe.experts = desc->experts;
+		work->u.moe.nr_experts = desc->nr_experts;
+		work->u.moe.plan = desc->plan;
+		work->u.moe.act = c->act;
+		work->u.moe.limit = c->limit;
+		work->u.moe.routed_scale = c->routed_scale;
+		work->u.moe.routes = c->op == EXL3_OP_MOE ? l->u.routes : NULL;
+		break;
+	default:
+		work->u.mla.caches = l->u.caches;
+		work->u.mla.geometry = c->u.mla.geometry;
+		break;
+	}
+}
+
+/* The launch has ended: every request of it is answered, the launch can be used again. */
+static void complete(struct exl3_dispatch *d, struct exl3_launch *l, int result, uint64_t exec_ns)
+{
+	uint32_t nr = l->nr;
+
+	exl3_sched_done(&d->sched, l->items, nr);
+	for (uint32_t i = 0; i < nr; i++) {
+		struct exl3_request *req = (struct exl3_request *)l->items[i];
+		struct exl3_channel *ch = req->ch;
+		uint64_t detail = l->skipped[i];
+
+		if (result < 0)
+			detail = result == -EOPNOTSUPP ? EXL3_DETAIL_KERNEL : EXL3_DETAIL_NONE;
+		finish(req, result, detail, exec_ns);
+		exl3_channel_try_free(ch);
+	}
+	l->nr = 0;
+	l->next = d->free;
+	d->free = l;
+}
+
+/* 0, or -EAGAIN: the device's queue is full and the launch is undone. */
+static int launch(struct exl3_dispatch *d, struct exl3_sched_item *const *items, uint32_t nr)
+{
+	struct exl3_launch *l = d->free;
+	int rc;
+
+	assert(l); /* as many as the scheduler may have running */
+	d->free = l->next;
+	l->nr = nr;
+	memcpy(l->items, items, nr * sizeof(items[0]));
+	build(l);
+	rc = exl3_fault("dispatch.submit") ? -EIO : d->ops->submit(d->dev, &l->work);
+	if (rc == -EAGAIN) {
+		exl3_sched_unpick(&d->sched, items, nr);
+		l->nr = 0;
+		l->next = d->free;
+		d->free = l;
+		return rc;
+	}
+	if (rc < 0)
+		complete(d, l, rc, 0);
+	return 0;
+}
+
+/* Starts what can be started; true: something was. */
+static bool launch_all(struct exl3_dispatch *d)
+{
+	struct exl3_sched_item *items[EXL3_LAUNCH_ITEMS_MAX];
+	bool any = false;
+	uint32_t nr;
+
+	while ((nr = exl3_sched_pick(&d->sched, items))) {
+		if (items[0]->state == EXL3_ITEM_IDLE) {
+			finish((struct exl3_request *)items[0], 0, EXL3_DETAIL_NONE, 0);
+		} else if (launch(d, items, nr) < 0) {
+			break; /* the device's next completion brings us back here */
+		}
+		any = true;
+	}
+	return any;
+}
+
+static void device_failed(struct exl3_dispatch *d, int code)
+{
+	if (d->device_lost)
+		return;
+	d->device_lost = true;
+	errno = -code;
+	exl3_err("the device is lost (%m): running requests fail, new ones are refused");
+	while (d->sched.turn) {
+		struct exl3_request *req = (struct exl3_request *)d->sched.turn->head;
+
+		exl3_sched_remove(&d->sched, &req->item);
+		finish(req, -EIO, EXL3_DETAIL_NONE, 0);
+	}
+	/* "All work failed": nothing of it comes back through poll(). */
+	for (uint32_t i = 0; i < d->sched.launches_max; i++) {
+		if (d->launches[i].nr)
+			complete(d, &d->launches[i], -EIO, 0);
+	}
+}
+
+static bool poll_device(struct exl3_dispatch *d)
+{
+	struct exl3_done done[EXL3_DONE_MAX];
+	int n;
+
+	if (!d->sched.launches)
+		return false;
+	n = exl3_fault("dispatch.poll") ? -EIO : d->ops->poll(d->dev, done, EXL3_DONE_MAX);
+	if (n < 0) {
+		device_failed(d, n);
+		return true;
+	}
+	for (int i = 0; i < n; i++)
+		complete(d, done[i].tag, done[i].result, done[i].exec_ns);
+	return n > 0;
+}
+
+static bool expire(struct exl3_dispatch *d, uint64_t now_ns)
+{
+	struct exl3_sched_item *item;
+	bool any = false;
+
+	while ((item = exl3_sched_expire(&d->sched, now_ns))) {
+		finish((struct exl3_request *)item, -ETIME, EXL3_DETAIL_NONE, 0);
+		any = true;
+	}
+	return any;
+}
+
+/* ---- the loop's side ---- */
+
+bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns)
+{
+	bool any = exl3_channels_turn(d, now_ns);
+
+	any |= poll_device(d);
+	any |= expire(d, now_ns);
+	if (d->sched.queued)
+		any |= launch_all(d);
+	if (d->dirty)
+		exl3_channels_publish(d);
+	if (any)
+		d->last_ns = now_ns;
+	return any;
+}
+
+bool exl3_dispatch_may_sleep(struct exl3_dispatch *d, uint64_t now_ns, uint64_t *until_ns)
+{
+	/* Polled channels arm themselves when their spin budget is used up. */
+	if (d->polled.head || d->dirty)
+		return false;
+	if (d->sched.launches) {
+		if (now_ns - d->last_ns < d->spin_ns)
+			return false;
+		if (!d->ops->wake_arm(d->dev))
+			return false;
+	}
+	*until_ns = d->sched.next_deadline;
+	return true;
+}
+
+static void on_device(void *arg, uint32_t events)
+{
+	/* Only the wake-up counts: the next turn polls the device. */
+	(void)arg;
+	(void)events;
+}
+
+int exl3_dispatch_new(const struct exl3_dispatch_options *opt, struct exl3_dispatch **ret,
+		      struct exl3_error *err)
+{
+	struct exl3_dispatch *d = calloc(1, sizeof(*d));
+	int fd, rc;
+
+	if (!d)
+		return exl3_errf(err, -ENOMEM, "dispatch: out of memory");
+	d->launches = calloc(opt->queue_depth, sizeof(*d->launches));
+	if (!d->launches) {
+		free(d);
+		return exl3_errf(err, -ENOMEM, "dispatch: out of memory");
+	}
+	for (uint32_t i = 0; i < opt->queue_depth; i++) {
+		d->launches[i].next = d->free;
+		d->free = &d->launches[i];
+	}
+	d->loop = opt->loop;
+	d->ops = opt->ops;
+	d->dev = opt->dev;
+	d->spin_ns = opt->spin_ns;
+	d->deterministic = opt->deterministic;
+	d->buffer_free = opt->buffer_free;
+	d->arg = opt->arg;
+	d->muted_timer.fn = exl3_channels_on_muted;
+	d->muted_timer.arg = d;
+	while (d->ops->kernels[d->nr_kernels].name)
+		d->nr_kernels++;
+	exl3_sched_init(&d->sched, opt->queue_depth, opt->merge_max, EXL3_M_MAX);
+	fd = d->ops->event_fd(d->dev);
+	rc = fd < 0 ? 0
+		    : exl3_watch_add(d->loop, fd, POLLIN, EXL3_WATCH_EDGE, on_device, d,
+				     &d->device_watch);
+	if (rc < 0) {
+		free(d->launches);
+		free(d);
+		return exl3_errf(err, rc, "dispatch: out of memory");
+	}
+	*ret = d;
+	return 0;
+}
+
+struct exl3_dispatch *exl3_dispatch_free(struct exl3_dispatch *d)
+{
+	if (!d)
+		return NULL;
+	assert(!d->nr_channels && !d->sched.launches);
+	exl3_timer_cancel(d->loop, &d->muted_timer);
+	exl3_watch_drop(d->loop, d->device_watch);
+	free(d->launches);
+	free(d);
+	return NULL;
+}
+
+void exl3_dispatch_set_spin(struct exl3_dispatch *d, uint64_t spin_ns)
+{
+	d->spin_ns = spin_ns;
+}
+
+void exl3_dispatch_drain(struct exl3_dispatch *d)
+{
+	d->draining = true;
+}
+
+bool exl3_dispatch_busy(const struct exl3_dispatch *d)
+{
+	return d->sched.queued || d->sched.running || d->dirty;
+}
+
+const struct exl3_counters *exl3_dispatch_counters(const struct exl3_dispatch *d)
+{
+	return &d->counters;
+}
+
+uint32_t exl3_dispatch_channels(const struct exl3_dispatch *d)
+{
+	return d->nr_channels;
+}

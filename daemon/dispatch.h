@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dispatch.h - from ring entry to completion: copy, check once, queue, launch, complete.
+ *
+ * Loop thread only. Nothing here allocates once a channel exists.
+ *
+ *   entry -> FREE slot -> QUEUED -> RUNNING (part of a launch) -> completion posted, slot FREE
+ *                         QUEUED -> cancelled, expired -> completion posted, slot FREE
+ *
+ *   channel:  POLLED (looked at every turn) -> DORMANT (armed: the client kicks) -> POLLED
+ *             any -> FAILED (the client broke the protocol); any -> closed, freed after its last launch
+ */
+#ifndef EXL3_DAEMON_DISPATCH_H
+#define EXL3_DAEMON_DISPATCH_H
+
+#include "daemon/check.h"
+#include "daemon/loop.h"
+#include "daemon/models.h"
+#include "daemon/sched.h"
+#include "shm/segment.h"
+
+struct exl3_dispatch;
+struct exl3_channel;
+
+/* Counted per client and for the worker. */
+struct exl3_counters {
+	uint64_t requests, errors, rows;
+};
+
+struct exl3_dispatch_options {
+	struct exl3_loop *loop; /* borrowed, as the next two */
+	const struct exl3_backend_ops *ops;
+	struct exl3_dev *dev;
+	void (*buffer_free)(void *arg, struct exl3_buffer *buf); /* its last reference is gone */
+	void *arg;
+	uint32_t queue_depth, merge_max;
+	uint64_t spin_ns;
+	bool deterministic;
+};
+
+int exl3_dispatch_new(const struct exl3_dispatch_options *opt, struct exl3_dispatch **ret,
+		      struct exl3_error *err);
+/* All channels closed, nothing running: exl3_dispatch_busy() is false. */
+struct exl3_dispatch *exl3_dispatch_free(struct exl3_dispatch *d);
+void exl3_dispatch_set_spin(struct exl3_dispatch *d, uint64_t spin_ns);
+/* From now on new requests complete with -ESHUTDOWN; accepted ones finish. */
+void exl3_dispatch_drain(struct exl3_dispatch *d);
+/* Is anything accepted and not complete? */
+bool exl3_dispatch_busy(const struct exl3_dispatch *d);
+
+/* One turn: rings, launches, completions. True: something was done. */
+bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns);
+/* Nothing was done: may the loop sleep? Then every ring and the device are armed, and *@until_ns is when
+ * the earliest deadline is. */
+bool exl3_dispatch_may_sleep(struct exl3_dispatch *d, uint64_t now_ns, uint64_t *until_ns);
+
+const struct exl3_counters *exl3_dispatch_counters(const struct exl3_dispatch *d);
+/* Not freed yet: those that clients have, and closed ones with work on the device. */
+uint32_t exl3_dispatch_channels(const struct exl3_dispatch *d);
+
+struct exl3_channel_options {
+	uint32_t entries, channel, generation;
+	uint64_t instance;
+	struct exl3_counters *counters; /* borrowed from the peer until exl3_channel_close() */
+	/* Look-ups of the peer's handles and buffers; not used after exl3_channel_close(). */
+	struct exl3_buffer *(*buffer)(void *arg, uint32_t id);
+	int (*target)(void *arg, uint32_t handle, struct exl3_target *ret);
+	void *arg;
+	const char *who; /* for the log */
+};
+
+/**
+ * exl3_channel_new() - a ring pair with its wake-ups.
+ * @fds: the client's: segment (borrowed from the channel), kick eventfd (likewise), notification
+ *       socket (the caller's to close once it was sent).
+ * Returns 0, -EINVAL, -ENOMEM, -EMFILE.
+ */
+int exl3_channel_new(struct exl3_dispatch *d, const struct exl3_channel_options *opt,
+		     struct exl3_channel **ret, int fds[3], struct exl3_error *err);
+/* Queued requests are dropped, running ones finish unseen; freed after the last of them. */
+struct exl3_channel *exl3_channel_close(struct exl3_channel *ch);
+uint64_t exl3_channel_bytes(const struct exl3_channel *ch);
+
+#endif

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dispatch_priv.h - what dispatch.c and channel.c share: requests, launches, channels. */
+#ifndef EXL3_DAEMON_DISPATCH_PRIV_H
+#define EXL3_DAEMON_DISPATCH_PRIV_H
+
+#include "daemon/dispatch.h"
+
+#define EXL3_TAKE_MAX  16u /* entries of one channel per turn, so that none starves the others */
+#define EXL3_DONE_MAX  16u
+#define EXL3_KICKS_MAX 64u         /* kicks without work until a channel is muted */
+#define EXL3_MUTED_NS  10000000ull /* how often a muted channel is looked at */
+
+/* A slot of its channel. */
+struct exl3_request {
+	struct exl3_sched_item item; /* first: the scheduler hands it back */
+	struct exl3_channel *ch;     /* owner */
+	struct exl3_request *next;   /* in ch->free */
+	uint64_t user_data;
+	struct exl3_checked c; /* pins buffers and model while queued or running */
+};
+
+/* One piece of work for the device, with room for all that it points to. */
+struct exl3_launch {
+	struct exl3_work work;
+	struct exl3_rows rows[EXL3_LAUNCH_ITEMS_MAX];
+	union {
+		struct exl3_route routes[EXL3_LAUNCH_ITEMS_MAX];
+		struct exl3_mla_cache caches[EXL3_LAUNCH_ITEMS_MAX];
+	} u;
+	uint64_t skipped[EXL3_LAUNCH_ITEMS_MAX];
+	struct exl3_sched_item *items[EXL3_LAUNCH_ITEMS_MAX];
+	uint32_t nr;              /* items; 0: free */
+	struct exl3_launch *next; /* in d->free */
+};
+
+enum exl3_channel_where { EXL3_CH_POLLED, EXL3_CH_DORMANT, EXL3_CH_MUTED, EXL3_CH_DEAD };
+
+struct exl3_channel {
+	struct exl3_dispatch *d;
+	struct exl3_channel *next, *prev; /* in the list that @where says; DEAD: none */
+	enum exl3_channel_where where;
+	struct exl3_segment *segment; /* owned */
+	struct exl3_ring_server ring; /* borrows from segment */
+	int kick_fd;                  /* owned; polled, never read or written */
+	int notify_fd;                /* owned; our end of the socket pair, -1 once ended */
+	struct exl3_watch *watch;     /* of kick_fd; NULL while muted */
+	struct exl3_sched_flow flow;
+	struct exl3_request *slots; /* owned; as many as there is credit */
+	struct exl3_request *free;
+	struct exl3_channel *next_dirty;
+	bool dirty; /* has completions that were not published */
+	bool closed, failed;
+	uint32_t idle_kicks;
+	uint64_t last_ns;               /* last work or completion */
+	uint64_t gap_ns;                /* running mean of the time from there to the next work */
+	struct exl3_counters *counters; /* NULL once closed */
+	struct exl3_check_env env;
+	char who[96];
+	uint32_t id;
+};
+
+struct exl3_list {
+	struct exl3_channel *head;
+	uint32_t nr;
+};
+
+struct exl3_dispatch {
+	struct exl3_loop *loop;
+	const struct exl3_backend_ops *ops;
+	struct exl3_dev *dev;
+	struct exl3_sched sched;
+	struct exl3_launch *launches; /* owned, [sched.launches_max] */
+	struct exl3_launch *free;
+	struct exl3_watch *device_watch;
+	struct exl3_list polled, dormant, muted;
+	struct exl3_channel *dirty;
+	struct exl3_timer muted_timer;
+	uint64_t spin_ns, last_ns;
+	uint32_t nr_channels; /* not freed yet */
+	uint32_t nr_kernels;
+	bool deterministic, draining, device_lost;
+	struct exl3_counters counters;
+	void (*buffer_free)(void *arg, struct exl3_buffer *buf);
+	void *arg;
+};
+
+/* channel.c */
+bool exl3_channels_turn(struct exl3_dispatch *d, uint64_t now_ns);
+void exl3_channel_touch(struct exl3_channel *ch);
+void exl3_channel_try_free(struct exl3_channel *ch);
+void exl3_channels_publish(struct exl3_dispatch *d);
+void exl3_channels_on_muted(void *arg);
+
+/* dispatch.c: one copied entry of a channel; posts completions, queues requests. */
+void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe);
+void exl3_dispatch_drop_queued(struct exl3_channel *ch);
+
+#endif

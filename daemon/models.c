@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* models.c - the models of this worker by name: loaded and freed off the loop, counted while in use. */
+#include "daemon/models.h"
+
+#include "daemon/config.h"
+#include "daemon/log.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PROGRESS_NS 2000000000ull
+#define MIB         1048576.0
+
+static void on_progress(void *arg);
+
+void exl3_models_init(struct exl3_models *all, struct exl3_loop *loop, struct exl3_jobs *jobs,
+		      const struct exl3_backend_ops *ops, struct exl3_dev *dev)
+{
+	memset(all, 0, sizeof(*all));
+	all->loop = loop;
+	all->jobs = jobs;
+	all->ops = ops;
+	all->dev = dev;
+	all->progress.fn = on_progress;
+	all->progress.arg = all;
+}
+
+struct exl3_registered *exl3_models_find(const struct exl3_models *all, const char *name)
+{
+	for (struct exl3_registered *reg = all->list; reg; reg = reg->next) {
+		if (strcmp(reg->name, name) == 0 && reg->state != EXL3_MODEL_UNLOADING)
+			return reg;
+	}
+	return NULL;
+}
+
+struct exl3_registered *exl3_registered_get(struct exl3_registered *reg)
+{
+	reg->refs++;
+	return reg;
+}
+
+struct exl3_registered *exl3_registered_put(struct exl3_registered *reg)
+{
+	if (!reg || --reg->refs)
+		return NULL;
+	assert(!reg->model && !reg->inflight && !reg->job_busy);
+	free(reg->name);
+	free(reg->path);
+	free(reg);
+	return NULL;
+}
+
+/* ---- progress of long loads: a line every two seconds ---- */
+
+static void progress_line(struct exl3_registered *reg, uint64_t now)
+{
+	uint64_t total = atomic_load(&reg->model->bytes_total);
+	uint64_t bytes = atomic_load(&reg->model->bytes_loaded);
+	double rate;
+
+	if (!reg->job_busy || !total)
+		return; /* its turn has not come, or only headers have been read */
+	if (!reg->shown_ns) {
+		reg->shown_ns = now; /* the rate counts from here */
+		reg->shown_bytes = bytes;
+		return;
+	}
+	rate = (double)(bytes - reg->shown_bytes) / ((double)(now - reg->shown_ns) / 1e9);
+	exl3_info("model %s: %.0f of %.0f MiB (%.0f %%), %.0f MiB/s", reg->name,
+		  (double)bytes / MIB, (double)total / MIB, 100.0 * (double)bytes / (double)total,
+		  rate / MIB);
+	reg->shown_ns = now;
+	reg->shown_bytes = bytes;
+}
+
+static void on_progress(void *arg)
+{
+	struct exl3_models *all = arg;
+	uint64_t now = exl3_now_ns();
+
+	for (struct exl3_registered *reg = all->list; reg; reg = reg->next) {
+		if (reg->state == EXL3_MODEL_LOADING)
+			progress_line(reg, now);
+	}
+	if (all->nr_loading)
+		exl3_timer_set(all->loop, &all->progress, now + PROGRESS_NS);
+}
+
+/* ---- freeing ---- */
+
+static void run_free(struct exl3_job *job)
+{
+	struct exl3_registered *reg = (struct exl3_registered *)job;
+
+	reg->model = exl3_model_put(reg->model);
+}
+
+static void done_free(struct exl3_job *job)
+{
+	struct exl3_registered *reg = (struct exl3_registered *)job, **p;
+	struct exl3_models *all = reg->all;
+
+	reg->job_busy = false;
+	for (p = &all->list; *p != reg; p = &(*p)->next)
+		assert(*p);
+	*p = reg->next;
+	all->nr--;
+	exl3_info("model %s: unloaded", reg->name);
+	if (all->event)
+		all->event(all->arg, reg, EXL3_MODELS_GONE);
+	exl3_registered_put(reg);
+}
+
+/* Frees the weights when nobody needs them any more. */
+static void try_free(struct exl3_registered *reg)
+{
+	if (reg->state != EXL3_MODEL_UNLOADING || reg->inflight || reg->job_busy)
+		return;
+	reg->job = (struct exl3_job){.run = run_free, .done = done_free};
+	reg->job_busy = true;
+	exl3_jobs_add(reg->all->jobs, &reg->job);
+}
+
+void exl3_models_unload(struct exl3_registered *reg)
+{
+	if (reg->state == EXL3_MODEL_UNLOADING)
+		return;
+	if (reg->state == EXL3_MODEL_READY) {
+		int ready = EXL3_MODEL_READY;
+
+		atomic_compare_exchange_strong(&reg->model->state, &ready, EXL3_MODEL_UNLOADING);
+	} else {
+		atomic_store(&reg->model->cancel, true);
+	}
+	reg->state = EXL3_MODEL_UNLOADING;
+	try_free(reg);
+}
+
+void exl3_models_unload_all(struct exl3_models *all)
+{
+	exl3_timer_cancel(all->loop, &all->progress);
+	for (struct exl3_registered *reg = all->list; reg; reg = reg->next)
+		exl3_models_unload(reg);
+}
+
+void exl3_registered_pin(struct exl3_registered *reg)
+{
+	reg->inflight++;
+}
+
+void exl3_registered_unpin(struct exl3_registered *reg)
+{
+	if (--reg->inflight == 0)
+		try_free(reg);
+}
+
+/* ---- loading ---- */
+
+static void run_load(struct exl3_job *job)
+{
+	struct exl3_registered *reg = (struct exl3_registered *)job;
+
+	exl3_model_load(reg->model); /* its outcome is the model's state */
+}
+
+static void done_load(struct exl3_job *job)
+{
+	struct exl3_registered *reg = (struct exl3_registered *)job;
+	struct exl3_models *all = reg->all;
+	const struct exl3_model *model = reg->model;
+	double seconds = (double)(exl3_now_ns() - reg->start_ns) / 1e9;
+
+	reg->job_busy = false;
+	all->nr_loading--;
+	if (reg->state == EXL3_MODEL_UNLOADING) {
+		try_free(reg);
+		return;
+	}
+	if (atomic_load(&model->state) == EXL3_MODEL_READY) {
+		reg->state = EXL3_MODEL_READY;
+		exl3_info(
+			"model %s: ready, %u modules, %.1f MiB of weights, %.2f s, fingerprint %s",
+			reg->name, model->nr_modules, (double)model->weight_bytes / MIB, seconds,
+			model->fingerprint);
+		for (uint32_t i = 0; i < model->nr_skipped; i++)
+			exl3_warn("model %s: left out: %s", reg->name, model->skipped[i]);
+	} else {
+		reg->state = EXL3_MODEL_FAILED;
+		exl3_err("model %s: refused: %s", reg->name, model->error.text);
+	}
+	if (all->event)
+		all->event(all->arg, reg,
+			   reg->state == EXL3_MODEL_READY ? EXL3_MODELS_LOADED
+							  : EXL3_MODELS_FAILED);
+}
+
+int exl3_models_load(struct exl3_models *all, const char *name, const char *path, bool at_start,
+		     struct exl3_registered **ret, struct exl3_error *err)
+{
+	struct exl3_registered *reg, **p;
+	int rc;
+
+	rc = exl3_config_check_name(name, err);
+	if (rc < 0)
+		return rc;
+	if (path[0] != '/')
+		return exl3_errf(err, -EINVAL, "model %s: path '%s' is not absolute", name, path);
+	if (exl3_models_find(all, name))
+		return exl3_errf(err, -EEXIST, "model %s is there already: unload it first", name);
+	if (all->nr >= EXL3_MODELS_MAX)
+		return exl3_errf(err, -EDQUOT, "there are %d models already", EXL3_MODELS_MAX);
+	reg = calloc(1, sizeof(*reg));
+	if (!reg)
+		return exl3_errf(err, -ENOMEM, "model %s: out of memory", name);
+	reg->all = all;
+	reg->refs = 1;
+	reg->name = strdup(name);
+	reg->path = strdup(path);
+	if (!reg->name || !reg->path) {
+		exl3_registered_put(reg);
+		return exl3_errf(err, -ENOMEM, "model %s: out of memory", name);
+	}
+	rc = exl3_model_new(name, path, all->ops, all->dev, &reg->model, err);
+	if (rc < 0) {
+		exl3_registered_put(reg);
+		return rc;
+	}
+	reg->state = EXL3_MODEL_LOADING;
+	reg->at_start = at_start;
+	reg->start_ns = exl3_now_ns();
+	for (p = &all->list; *p; p = &(*p)->next)
+		;
+	*p = reg;
+	all->nr++;
+	if (all->nr_loading++ == 0)
+		exl3_timer_set(all->loop, &all->progress, reg->start_ns + PROGRESS_NS);
+	reg->job = (struct exl3_job){.run = run_load, .done = done_load};
+	reg->job_busy = true;
+	exl3_info("model %s: loading %s", name, path);
+	exl3_jobs_add(all->jobs, &reg->job);
+	*ret = reg;
+	return 0;
+}
+
+int exl3_models_usable(const struct exl3_registered *reg, struct exl3_error *err)
+{
+	switch (reg->state) {
+	case EXL3_MODEL_READY:
+		return 0;
+	case EXL3_MODEL_LOADING:
+		return exl3_errf(
+			err, -EAGAIN, "model %s is still loading (%llu of %llu bytes): try again",
+			reg->name, (unsigned long long)atomic_load(&reg->model->bytes_loaded),
+			(unsigned long long)atomic_load(&reg->model->bytes_total));
+	case EXL3_MODEL_FAILED:
+		return exl3_errf(err, -EIO, "model %s was refused: %s", reg->name,
+				 reg->model->error.text);
+	default:
+		return exl3_errf(err, -ENOENT, "model %s was unloaded", reg->name);
+	}
+}

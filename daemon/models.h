@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * models.h - the models of this worker by name: loaded and freed off the loop, counted while in use.
+ *
+ * A handle of a client holds the registration, not the weights: after an unload the name is free again
+ * and the memory goes as soon as the last accepted request is done, whoever still has it open.
+ *
+ *   LOADING -> READY -> UNLOADING -> gone      LOADING -> FAILED -> gone (unload)
+ *   LOADING -> UNLOADING (the load is cancelled) -> gone
+ */
+#ifndef EXL3_DAEMON_MODELS_H
+#define EXL3_DAEMON_MODELS_H
+
+#include "daemon/jobs.h"
+#include "daemon/weights.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* A name and what it stands for. Loop thread, except @model while a job has it. */
+struct exl3_registered {
+	struct exl3_job job; /* load, then free */
+	struct exl3_models *all;
+	struct exl3_registered *next;             /* in all->list, in the order of their loads */
+	char *name, *path;                        /* owned */
+	struct exl3_model *model;                 /* owned reference; NULL once freed */
+	int state;                                /* enum exl3_model_state; never NEW */
+	uint32_t refs;                            /* the list, and one per handle */
+	uint32_t opened;                          /* model handles of clients */
+	uint64_t inflight;                        /* requests accepted and not done */
+	uint64_t start_ns, shown_ns, shown_bytes; /* of the load, for the progress line */
+	bool at_start;                            /* named by the configuration */
+	bool job_busy;
+};
+
+enum exl3_models_event { EXL3_MODELS_LOADED, EXL3_MODELS_FAILED, EXL3_MODELS_GONE };
+
+struct exl3_models {
+	struct exl3_loop *loop; /* borrowed from the worker, as the next three */
+	const struct exl3_backend_ops *ops;
+	struct exl3_dev *dev;
+	struct exl3_jobs *jobs;
+	struct exl3_registered *list;
+	uint32_t nr, nr_loading;
+	struct exl3_timer progress;
+	/* Loop thread; GONE: the last call in which @reg may be used. */
+	void (*event)(void *arg, struct exl3_registered *reg, enum exl3_models_event event);
+	void *arg;
+};
+
+void exl3_models_init(struct exl3_models *all, struct exl3_loop *loop, struct exl3_jobs *jobs,
+		      const struct exl3_backend_ops *ops, struct exl3_dev *dev);
+/* Starts to unload everything; the jobs' end does the rest. */
+void exl3_models_unload_all(struct exl3_models *all);
+
+struct exl3_registered *exl3_models_find(const struct exl3_models *all, const char *name);
+
+/* Starts a load. -EEXIST: the name is taken; -EINVAL; -ENOMEM. */
+int exl3_models_load(struct exl3_models *all, const char *name, const char *path, bool at_start,
+		     struct exl3_registered **ret, struct exl3_error *err);
+/* Starts an unload; nothing happens if it has begun. */
+void exl3_models_unload(struct exl3_registered *reg);
+
+/* 0: READY; -EAGAIN (loading), -EIO (failed) or -ENOENT (unloading), with a sentence. */
+int exl3_models_usable(const struct exl3_registered *reg, struct exl3_error *err);
+
+struct exl3_registered *exl3_registered_get(struct exl3_registered *reg);
+struct exl3_registered *exl3_registered_put(struct exl3_registered *reg);
+/* A request begins and ends to need the weights. */
+void exl3_registered_pin(struct exl3_registered *reg);
+void exl3_registered_unpin(struct exl3_registered *reg);
+
+#endif

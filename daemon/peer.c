@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* peer.c - one connected client and all that it holds. */
+#include "daemon/peer.h"
+
+#include "daemon/control.h"
+#include "daemon/fault.h"
+#include "daemon/log.h"
+#include "proto/frame.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define PACKETS_PER_TURN 4 /* then the rings and other clients get their turn */
+#define HANDLES_STEP     64u
+#define SLOT_BITS        16u
+#define BUFFER_SLOT_BITS 10u
+
+_Static_assert(EXL3_HANDLES_MAX <= 1u << SLOT_BITS, "a handle's slot has 16 bits");
+_Static_assert(EXL3_BUFFERS_MAX <= 1u << BUFFER_SLOT_BITS, "a buffer id's slot has 10 of 16 bits");
+
+struct exl3_reply_queued {
+	struct exl3_reply_queued *next;
+	int fds[EXL3_FDS_MAX]; /* owned duplicates */
+	unsigned nr_fds;
+	size_t bytes;
+	char data[];
+};
+
+/* ---- handles ---- */
+
+static int grow_handles(struct exl3_peer *peer)
+{
+	uint32_t nr = peer->nr_handles + HANDLES_STEP;
+	struct exl3_handle *grown = realloc(peer->handles, nr * sizeof(*grown));
+
+	if (!grown)
+		return -ENOMEM;
+	memset(grown + peer->nr_handles, 0, HANDLES_STEP * sizeof(*grown));
+	peer->handles = grown;
+	peer->nr_handles = nr;
+	return 0;
+}
+
+int exl3_handle_add(struct exl3_peer *peer, const struct exl3_handle *h, uint32_t *ret,
+		    struct exl3_error *err)
+{
+	uint32_t slot = peer->free_hint;
+	uint16_t generation;
+
+	while (slot < peer->nr_handles && peer->handles[slot].type != EXL3_HANDLE_NONE)
+		slot++;
+	if (slot >= EXL3_HANDLES_MAX)
+		return exl3_errf(err, -EDQUOT, "a client may have %u handles open",
+				 EXL3_HANDLES_MAX);
+	if (slot == peer->nr_handles && (exl3_fault("peer.handles") || grow_handles(peer) < 0))
+		return exl3_errf(err, -ENOMEM, "handles: out of memory");
+	generation = (uint16_t)(peer->handles[slot].generation + 1);
+	if (!generation)
+		generation = 1; /* so that no handle is 0 */
+	peer->handles[slot] = *h;
+	peer->handles[slot].generation = generation;
+	if (h->model)
+		exl3_registered_get(h->model);
+	if (h->type == EXL3_HANDLE_MODEL)
+		h->model->opened++;
+	peer->nr_open[h->type]++;
+	peer->free_hint = slot + 1;
+	*ret = (uint32_t)generation << SLOT_BITS | slot;
+	return 0;
+}
+
+struct exl3_handle *exl3_handle_find(struct exl3_peer *peer, uint32_t handle)
+{
+	uint32_t slot = handle & ((1u << SLOT_BITS) - 1);
+
+	if (slot >= peer->nr_handles || peer->handles[slot].type == EXL3_HANDLE_NONE ||
+	    peer->handles[slot].generation != handle >> SLOT_BITS)
+		return NULL;
+	return &peer->handles[slot];
+}
+
+void exl3_handle_close(struct exl3_peer *peer, struct exl3_handle *h)
+{
+	uint32_t slot = (uint32_t)(h - peer->handles);
+
+	if (h->type == EXL3_HANDLE_MODEL)
+		h->model->opened--;
+	peer->nr_open[h->type]--;
+	exl3_registered_put(h->model);
+	*h = (struct exl3_handle){.generation = h->generation};
+	if (slot < peer->free_hint)
+		peer->free_hint = slot;
+}
+
+int exl3_peer_target(void *arg, uint32_t handle, struct exl3_target *ret)
+{
+	struct exl3_handle *h = exl3_handle_find(arg, handle);
+
+	*ret = (struct exl3_target){0};
+	if (!h || h->type == EXL3_HANDLE_MODEL)
+		return -ENOENT;
+	if (h->type == EXL3_HANDLE_MLA) {
+		ret->mla = &h->mla;
+		return 0;
+	}
+	if (h->model->state != EXL3_MODEL_READY)
+		return -ENOENT; /* unloaded: what desc points to may be gone */
+	ret->desc = h->desc;
+	ret->model = h->model;
+	return 0;
+}
+
+/* ---- buffers ---- */
+
+uint32_t exl3_peer_add_buffer(struct exl3_peer *peer, struct exl3_buffer *buf)
+{
+	for (uint32_t slot = 0; slot < EXL3_BUFFERS_MAX; slot++) {
+		if (peer->buffers[slot])
+			continue;
+		peer->buffers[slot] = buf;
+		peer->nr_buffers++;
+		/* 1..63 in the upper six bits, so that an id is never 0. */
+		peer->buffer_generation[slot] = (uint8_t)(peer->buffer_generation[slot] % 63 + 1);
+		return (uint32_t)peer->buffer_generation[slot] << BUFFER_SLOT_BITS | slot;
+	}
+	return 0;
+}
+
+static uint32_t buffer_slot(const struct exl3_peer *peer, uint32_t id)
+{
+	uint32_t slot = id & ((1u << BUFFER_SLOT_BITS) - 1);
+
+	if (slot >= EXL3_BUFFERS_MAX || !peer->buffers[slot] ||
+	    peer->buffer_generation[slot] != id >> BUFFER_SLOT_BITS)
+		return UINT32_MAX;
+	return slot;
+}
+
+struct exl3_buffer *exl3_peer_buffer(void *arg, uint32_t id)
+{
+	struct exl3_peer *peer = arg;
+	uint32_t slot = buffer_slot(peer, id);
+
+	return slot == UINT32_MAX ? NULL : peer->buffers[slot];
+}
+
+struct buffer_job {
+	struct exl3_job job;
+	struct exl3_worker *w;
+	struct exl3_arena *arena;
+	struct exl3_buffer *buf;
+};
+
+static void run_buffer_free(struct exl3_job *job)
+{
+	struct buffer_job *b = (struct buffer_job *)job;
+
+	b->w->ops->arena_free(b->arena);
+}
+
+static void done_buffer_free(struct exl3_job *job)
+{
+	struct buffer_job *b = (struct buffer_job *)job;
+
+	b->w->nr_arenas--;
+	free(b->buf->owner);
+	free(b->buf);
+}
+
+/* Unmapping a large arena takes long: off the loop, with the job that was kept ready for it. */
+void exl3_buffer_free(void *arg, struct exl3_buffer *buf)
+{
+	struct exl3_worker *w = arg;
+	struct buffer_job *b = buf->owner;
+
+	*b = (struct buffer_job){.w = w, .arena = buf->arena, .buf = buf};
+	b->job.run = run_buffer_free;
+	b->job.done = done_buffer_free;
+	exl3_jobs_add(w->memory, &b->job);
+}
+
+struct exl3_buffer *exl3_buffer_new(void)
+{
+	struct exl3_buffer *buf = calloc(1, sizeof(*buf));
+
+	if (!buf)
+		return NULL;
+	buf->owner = calloc(1, sizeof(struct buffer_job));
+	if (!buf->owner) {
+		free(buf);
+		return NULL;
+	}
+	buf->refs = 1;
+	return buf;
+}
+
+int exl3_peer_drop_buffer(struct exl3_peer *peer, uint32_t id)
+{
+	uint32_t slot = buffer_slot(peer, id);
+	struct exl3_buffer *buf;
+
+	if (slot == UINT32_MAX)
+		return -ENOENT;
+	buf = peer->buffers[slot];
+	peer->buffers[slot] = NULL;
+	peer->nr_buffers--;
+	peer->arena_bytes -= buf->bytes;
+	if (--buf->refs == 0)
+		exl3_buffer_free(peer->w, buf);
+	return 0;
+}
+
+/* ---- replies ---- */
+
+static void reply_free(struct exl3_reply_queued *reply)
+{
+	for (unsigned i = 0; i < reply->nr_fds; i++)
+		exl3_closep(&reply->fds[i]);
+	free(reply);
+}
+
+static int reply_queue(struct exl3_peer *peer, const void *data, size_t bytes, const int *fds,
+		       unsigned nr_fds)
+{
+	struct exl3_reply_queued *reply = malloc(sizeof(*reply) + bytes);
+
+	if (!reply)
+		return -ENOMEM;
+	reply->next = NULL;
+	reply->bytes = bytes;
+	memcpy(reply->data, data, bytes);
+	/* Duplicates: what they stand for may be closed before the client reads. */
+	for (reply->nr_fds = 0; reply->nr_fds < nr_fds; reply->nr_fds++) {
+		reply->fds[reply->nr_fds] = fcntl(fds[reply->nr_fds], F_DUPFD_CLOEXEC, 0);
+		if (reply->fds[reply->nr_fds] < 0) {
+			reply_free(reply);
+			return -errno;
+		}
+	}
+	*peer->replies_tail = reply;
+	peer->replies_tail = &reply->next;
+	peer->nr_replies++;
+	return 0;
+}
+
+void exl3_peer_send(struct exl3_peer *peer, const void *data, size_t bytes, const int *fds,
+		    unsigned nr_fds)
+{
+	int rc = -EAGAIN;
+
+	if (peer->closing)
+		return;
+	if (!peer->replies)
+		rc = exl3_frame_send(peer->fd, data, bytes, fds, nr_fds, EXL3_FRAME_NOWAIT, NULL);
+	if (rc == 0)
+		return;
+	if (rc != -EAGAIN && rc != -ENOBUFS) {
+		exl3_peer_disconnect(peer, strerror(-rc));
+		return;
+	}
+	if (peer->nr_replies >= EXL3_REPLIES_MAX) {
+		exl3_peer_disconnect(peer, "it does not read its replies");
+		return;
+	}
+	rc = reply_queue(peer, data, bytes, fds, nr_fds);
+	if (rc < 0)
+		exl3_peer_disconnect(peer, strerror(-rc));
+	exl3_peer_rewatch(peer);
+}
+
+static void flush_replies(struct exl3_peer *peer)
+{
+	struct exl3_reply_queued *reply;
+	int rc;
+
+	while ((reply = peer->replies)) {
+		rc = exl3_frame_send(peer->fd, reply->data, reply->bytes, reply->fds, reply->nr_fds,
+				     EXL3_FRAME_NOWAIT, NULL);
+		if (rc == -EAGAIN || rc == -ENOBUFS)
+			return;
+		if (rc < 0) {
+			exl3_peer_disconnect(peer, strerror(-rc));
+			return;
+		}
+		peer->replies = reply->next;
+		if (!peer->replies)
+			peer->replies_tail = &peer->replies;
+		peer->nr_replies--;
+		reply_free(reply);
+	}
+}
+
+void exl3_peer_rewatch(struct exl3_peer *peer)
+{
+	uint32_t events = POLLRDHUP;
+
+	/* One reply per request, in order: while one is owed, the next request waits in the socket. */
+	if (peer->waiting == EXL3_WAIT_NONE)
+		events |= POLLIN;
+	if (peer->replies)
+		events |= POLLOUT;
+	if (peer->watch)
+		exl3_watch_set(peer->w->loop, peer->watch, events);
+}
+
+void exl3_peer_disconnect(struct exl3_peer *peer, const char *why)
+{
+	if (peer->closing)
+		return;
+	peer->closing = true;
+	exl3_info("%s: disconnected: %s", peer->who, why);
+	/* Wakes our own watch, which frees the peer when nobody is using it. */
+	shutdown(peer->fd, SHUT_RDWR);
+}
+
+/* ---- requests ---- */
+
+static void read_requests(struct exl3_peer *peer)
+{
+	static char packet[EXL3_PACKET_MAX]; /* loop thread only */
+	struct exl3_error err;
+	int fds[EXL3_FDS_MAX], n;
+	unsigned nr_fds;
+
+	for (int i = 0; i < PACKETS_PER_TURN && !peer->closing && !peer->waiting; i++) {
+		n = exl3_frame_recv(peer->fd, packet, sizeof(packet), fds, EXL3_FDS_MAX, &nr_fds,
+				    EXL3_FRAME_NOWAIT, &err);
+		if (n == -EAGAIN || n == -EINTR)
+			return;
+		if (n == -ECONNRESET) {
+			peer->closing = true; /* it has left: nothing to report */
+			return;
+		}
+		if (n < 0) {
+			/* The packet is lost and with it the request's id: no reply could be matched. */
+			exl3_peer_disconnect(peer, err.text);
+			return;
+		}
+		/* No request carries descriptors. */
+		for (unsigned j = 0; j < nr_fds; j++)
+			exl3_closep(&fds[j]);
+		exl3_control_request(peer, packet, (size_t)n);
+	}
+}
+
+static void on_peer(void *arg, uint32_t events)
+{
+	struct exl3_peer *peer = arg;
+
+	if (events & POLLOUT && !peer->closing)
+		flush_replies(peer);
+	/* The end of its side comes after what it has sent, unless it waits: then nobody wants the reply. */
+	if (peer->waiting && events & (POLLRDHUP | POLLHUP | POLLERR))
+		peer->closing = true;
+	else if (events & ~(uint32_t)POLLOUT && !peer->closing)
+		read_requests(peer);
+	if (peer->closing) {
+		exl3_peer_free(peer);
+		return;
+	}
+	exl3_peer_rewatch(peer);
+}
+
+/* ---- life ---- */
+
+static void set_who(struct exl3_peer *peer)
+{
+	snprintf(peer->who, sizeof(peer->who), "client %d (%s)", (int)peer->pid,
+		 peer->name[0] ? peer->name : "unnamed");
+}
+
+void exl3_peer_set_name(struct exl3_peer *peer, const char *name)
+{
+	snprintf(peer->name, sizeof(peer->name), "%s", name);
+	for (char *p = peer->name; *p; p++) {
+		if ((unsigned char)*p < ' ' || *p == 0x7f)
+			*p = '?';
+	}
+	set_who(peer);
+}
+
+int exl3_peer_new(struct exl3_worker *w, int fd, bool refused, struct exl3_error *err)
+{
+	struct exl3_peer *peer;
+	struct ucred cred;
+	socklen_t len = sizeof(cred);
+	int rc;
+
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) < 0)
+		return exl3_errf(err, -errno, "client: SO_PEERCRED: %m");
+	peer = exl3_fault("peer.new") ? NULL : calloc(1, sizeof(*peer));
+	if (!peer)
+		return exl3_errf(err, -ENOMEM, "client %d: out of memory", (int)cred.pid);
+	peer->w = w;
+	peer->fd = fd;
+	peer->pid = cred.pid;
+	peer->uid = cred.uid;
+	peer->gid = cred.gid;
+	peer->admin = cred.uid == 0 || cred.uid == geteuid();
+	peer->refused = refused;
+	peer->connected_ns = exl3_now_ns();
+	peer->replies_tail = &peer->replies;
+	set_who(peer);
+	rc = exl3_watch_add(w->loop, fd, POLLIN | POLLRDHUP, EXL3_WATCH_LEVEL, on_peer, peer,
+			    &peer->watch);
+	if (rc < 0) {
+		free(peer);
+		return exl3_errf(err, rc, "client %d: out of memory", (int)cred.pid);
+	}
+	peer->next = w->peers;
+	if (peer->next)
+		peer->next->prev = peer;
+	w->peers = peer;
+	w->nr_peers++;
+	exl3_dbg("%s: connected", peer->who);
+	return 0;
+}
+
+struct exl3_peer *exl3_peer_free(struct exl3_peer *peer)
+{
+	struct exl3_worker *w;
+	struct exl3_reply_queued *reply;
+
+	if (!peer)
+		return NULL;
+	w = peer->w;
+	exl3_dbg("%s: gone, %llu requests", peer->who, (unsigned long long)peer->counters.requests);
+	/* Channels first: what they have queued lets go of handles and buffers. */
+	for (uint32_t i = 0; i < EXL3_CHANNELS_MAX; i++)
+		peer->channels[i] = exl3_channel_close(peer->channels[i]);
+	for (uint32_t i = 0; i < peer->nr_handles; i++) {
+		if (peer->handles[i].type != EXL3_HANDLE_NONE)
+			exl3_handle_close(peer, &peer->handles[i]);
+	}
+	free(peer->handles);
+	for (uint32_t i = 0; i < EXL3_BUFFERS_MAX; i++) {
+		if (peer->buffers[i] && --peer->buffers[i]->refs == 0)
+			exl3_buffer_free(w, peer->buffers[i]);
+	}
+	while ((reply = peer->replies)) {
+		peer->replies = reply->next;
+		reply_free(reply);
+	}
+	exl3_control_forget(peer);
+	exl3_watch_drop(w->loop, peer->watch);
+	exl3_closep(&peer->fd);
+	if (peer->prev)
+		peer->prev->next = peer->next;
+	else
+		w->peers = peer->next;
+	if (peer->next)
+		peer->next->prev = peer->prev;
+	w->nr_peers--;
+	free(peer);
+	return NULL;
+}

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* supervisor.h - owns the listening socket, starts the worker and starts it again when it dies. */
+#ifndef EXL3_DAEMON_SUPERVISOR_H
+#define EXL3_DAEMON_SUPERVISOR_H
+
+#include "daemon/config.h"
+
+/* Until told to stop; exit status of the daemon. @argv: handed on to the worker. */
+int exl3_supervisor_main(struct exl3_config *cfg, int argc, char *const argv[]);
+
+#endif

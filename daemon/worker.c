@@ -1,0 +1,531 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* worker.c - the process that serves: one loop, one device, all clients; started by the supervisor. */
+#include "daemon/worker.h"
+
+#include "daemon/control.h"
+#include "daemon/fault.h"
+#include "daemon/log.h"
+#include "daemon/numa.h"
+#include "daemon/peer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define ACCEPTS_PER_TURN 16
+#define REFUSED_MAX      64u /* clients beyond clients-max that still get an answer */
+#define RELAX            16  /* pauses between two looks of a spinning loop */
+
+/* ---- supervisor ---- */
+
+void exl3_worker_tell(struct exl3_worker *w, enum exl3_sup_type type, const char *text)
+{
+	struct exl3_sup_msg msg = {.type = type, .generation = w->generation};
+	size_t len = strlen(text ? text : "");
+
+	if (len >= sizeof(msg.text))
+		len = sizeof(msg.text) - 1;
+	memcpy(msg.text, text ? text : "", len);
+	msg.text[len] = 0;
+	/* A supervisor that is busy loses a status line, never the worker's time. */
+	if (send(w->control_fd, &msg, offsetof(struct exl3_sup_msg, text) + len + 1,
+		 MSG_DONTWAIT | MSG_NOSIGNAL) < 0 &&
+	    errno != EAGAIN)
+		exl3_dbg("supervisor: %m");
+}
+
+/* 1: a message, 0: none now, -1: the supervisor is gone. */
+static int hear(struct exl3_worker *w, struct exl3_sup_msg *msg, int flags)
+{
+	ssize_t n;
+
+	do {
+		n = recv(w->control_fd, msg, sizeof(*msg), flags);
+	} while (n < 0 && errno == EINTR);
+	if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+		return 0;
+	if (n <= (ssize_t)offsetof(struct exl3_sup_msg, text))
+		return -1;
+	((char *)msg)[n - 1] = 0;
+	return 1;
+}
+
+static void tell_status(struct exl3_worker *w)
+{
+	uint64_t weights = 0;
+	uint32_t ready = 0;
+	char text[160];
+
+	for (struct exl3_registered *reg = w->models.list; reg; reg = reg->next) {
+		if (reg->state != EXL3_MODEL_READY)
+			continue;
+		ready++;
+		weights += reg->model->weight_bytes;
+	}
+	snprintf(text, sizeof(text), "%s on %s: %u model%s ready, %u loading, %.1f MiB of weights",
+		 w->draining ? "draining"
+		 : w->ready  ? "serving"
+			     : "starting",
+		 w->ops->name, ready, ready == 1 ? "" : "s", w->models.nr_loading,
+		 (double)weights / 1048576.0);
+	exl3_worker_tell(w, EXL3_SUP_STATUS, text);
+}
+
+static void check_ready(struct exl3_worker *w)
+{
+	if (!w->ready && !w->models.nr_loading && !w->stop) {
+		w->ready = true;
+		exl3_worker_tell(w, EXL3_SUP_READY, NULL);
+		exl3_info("worker %d serves on %s, generation %u", (int)getpid(), w->cfg->socket,
+			  w->generation);
+	}
+	tell_status(w);
+}
+
+static void on_model(void *arg, struct exl3_registered *reg, enum exl3_models_event event)
+{
+	struct exl3_worker *w = arg;
+
+	if (event == EXL3_MODELS_FAILED && reg->at_start && w->generation == 1 && !w->ready) {
+		/* Whoever started us asked for this model: no service without it. */
+		w->status = EXL3_WORKER_REFUSED;
+		w->stop = true;
+	}
+	exl3_control_model_event(w, reg, event);
+	check_ready(w);
+}
+
+static void on_drain_timeout(void *arg)
+{
+	struct exl3_worker *w = arg;
+
+	exl3_warn("drain: requests were still running after %llu s, leaving",
+		  (unsigned long long)w->cfg->drain_timeout_s);
+	w->stop = true;
+}
+
+void exl3_worker_drain(struct exl3_worker *w, const char *why)
+{
+	if (w->draining)
+		return;
+	exl3_info("draining (%s)", why);
+	w->draining = true;
+	exl3_dispatch_drain(w->dispatch);
+	exl3_timer_set(w->loop, &w->drain_timer,
+		       exl3_now_ns() + w->cfg->drain_timeout_s * 1000000000u);
+	tell_status(w);
+}
+
+static void on_beat(void *arg)
+{
+	struct exl3_worker *w = arg;
+
+	exl3_worker_tell(w, EXL3_SUP_BEAT, NULL);
+	exl3_timer_set(w->loop, &w->beat, exl3_now_ns() + w->beat_ns);
+}
+
+/* ---- reload ---- */
+
+struct reload_args {
+	int argc;
+	char *const *argv;
+};
+
+static struct reload_args reload_args; /* as the process was started */
+
+static void reload(struct exl3_worker *w)
+{
+	struct exl3_config_args args;
+	struct exl3_registered *reg;
+	struct exl3_config fresh;
+	struct exl3_error err;
+
+	if (exl3_config_read(reload_args.argc, reload_args.argv, &fresh, &args, &err) < 0) {
+		exl3_err("reload: %s; nothing was changed", err.text);
+		return;
+	}
+	exl3_config_reload(w->cfg, &fresh);
+	exl3_log_set_level(exl3_config_log_level(w->cfg));
+	exl3_dispatch_set_spin(w->dispatch, w->cfg->spin_us * 1000);
+	/* New models are loaded; those that are no longer named stay until they are unloaded. */
+	for (size_t i = 0; i < fresh.nr_models && !w->draining; i++) {
+		const struct exl3_config_model *m = &fresh.models[i];
+
+		if (exl3_models_find(&w->models, m->name))
+			continue;
+		if (exl3_worker_check_device(w, m->device, &err) < 0 ||
+		    exl3_models_load(&w->models, m->name, m->path, false, &reg, &err) < 0)
+			exl3_err("reload: %s", err.text);
+	}
+	exl3_config_fini(&fresh);
+	exl3_info("configuration read again");
+}
+
+static void on_control(void *arg, uint32_t events)
+{
+	struct exl3_worker *w = arg;
+	struct exl3_sup_msg msg;
+	int rc;
+
+	(void)events;
+	while ((rc = hear(w, &msg, MSG_DONTWAIT)) > 0) {
+		if (msg.type == EXL3_SUP_DRAIN)
+			exl3_worker_drain(w, "asked by the supervisor");
+		else if (msg.type == EXL3_SUP_RELOAD)
+			reload(w);
+	}
+	if (rc < 0) {
+		exl3_err("the supervisor is gone, leaving");
+		w->status = 1;
+		w->stop = true;
+	}
+}
+
+static void on_signal(void *arg, uint32_t events)
+{
+	struct exl3_worker *w = arg;
+	struct signalfd_siginfo info;
+
+	(void)events;
+	while (read(w->signal_fd, &info, sizeof(info)) == sizeof(info)) {
+		if (info.ssi_signo == SIGTERM)
+			exl3_worker_drain(w, "SIGTERM");
+	}
+}
+
+/* ---- clients ---- */
+
+/* Out of descriptors: the spare one lets us take the client off the queue and turn it away, or the
+ * listening socket would stay ready for ever. */
+static void turn_away(struct exl3_worker *w)
+{
+	int fd;
+
+	exl3_closep(&w->spare_fd);
+	fd = accept4(w->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	exl3_closep(&fd);
+	w->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	exl3_warn("a client was turned away: no file descriptors left");
+}
+
+static void on_listen(void *arg, uint32_t events)
+{
+	struct exl3_worker *w = arg;
+	struct exl3_error err;
+
+	(void)events;
+	for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
+		exl3_auto(exl3_closep) int fd =
+			accept4(w->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		bool full = w->nr_peers >= w->cfg->clients_max;
+
+		if (fd < 0) {
+			if (errno == EMFILE || errno == ENFILE)
+				turn_away(w);
+			return;
+		}
+		if (w->nr_peers >= w->cfg->clients_max + REFUSED_MAX) {
+			exl3_warn("a client was turned away: %u are connected", w->nr_peers);
+			continue;
+		}
+		if (exl3_peer_new(w, fd, full, &err) < 0)
+			exl3_warn("%s", err.text);
+		else
+			exl3_take_fd(&fd);
+	}
+}
+
+/* ---- start ---- */
+
+int exl3_worker_check_device(const struct exl3_worker *w, const char *device,
+			     struct exl3_error *err)
+{
+	const char *ours = w->cfg->device ? w->cfg->device : "0";
+
+	if (!device || !*device || strcmp(device, ours) == 0 || strcmp(device, w->ops->name) == 0)
+		return 0;
+	return exl3_errf(
+		err, -EINVAL,
+		"device '%.64s' is not served here: this daemon has %s %s; start another one "
+		"for it",
+		device, w->ops->name, ours);
+}
+
+static void probe_backends(struct exl3_worker *w)
+{
+	const uint32_t max = sizeof(w->backends) / sizeof(w->backends[0]);
+	struct exl3_error err;
+
+	for (uint32_t i = 0; exl3_backends[i] && i < max; i++) {
+		int n;
+
+		err.text[0] = 0;
+		n = exl3_backends[i]->probe(&err);
+		if (n > 0)
+			snprintf(w->backends[i], sizeof(w->backends[i]), "%s: %d device%s",
+				 exl3_backends[i]->name, n, n == 1 ? "" : "s");
+		else
+			snprintf(w->backends[i], sizeof(w->backends[i]), "%s: %.300s",
+				 exl3_backends[i]->name, err.text[0] ? err.text : "no device");
+		w->nr_backends++;
+	}
+}
+
+static int open_device(struct exl3_worker *w, struct exl3_error *err)
+{
+	const struct exl3_config *cfg = w->cfg;
+	struct exl3_dev_options opt = {
+		.numa_node = (int)cfg->node,
+		.threads = (unsigned)cfg->threads,
+		.workspace_bytes = cfg->workspace,
+		.deterministic = cfg->deterministic,
+	};
+	int rc;
+
+	w->ops = exl3_backend_find(cfg->backend);
+	if (!w->ops)
+		return exl3_errf(err, -ENODEV, "backend %s is not in this build", cfg->backend);
+	rc = w->ops->probe(err);
+	if (rc < 0)
+		return rc;
+	if (rc == 0)
+		return exl3_errf(err, -ENODEV, "backend %s has no device here: %s", w->ops->name,
+				 w->backends[0]);
+	opt.memory_max = strcmp(w->ops->name, "cpu") == 0 ? cfg->memory_max : cfg->gpu_memory_max;
+	if (cfg->device) {
+		char *end;
+		long ordinal = strtol(cfg->device, &end, 10);
+
+		if (*end || ordinal < 0 || ordinal > 1023)
+			opt.uuid = cfg->device;
+		else
+			opt.ordinal = (int)ordinal;
+	}
+	return w->ops->open(&opt, &w->dev, err);
+}
+
+static void raise_fd_limit(void)
+{
+	struct rlimit lim;
+
+	if (getrlimit(RLIMIT_NOFILE, &lim) == 0 && lim.rlim_cur < lim.rlim_max) {
+		lim.rlim_cur = lim.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &lim);
+	}
+}
+
+/* SIGINT of a terminal reaches us too: the supervisor decides what it means. */
+static int block_signals(struct exl3_error *err)
+{
+	sigset_t all, ours;
+	int fd;
+
+	signal(SIGPIPE, SIG_IGN);
+	sigemptyset(&all);
+	sigaddset(&all, SIGTERM);
+	sigaddset(&all, SIGINT);
+	sigaddset(&all, SIGHUP);
+	sigprocmask(SIG_BLOCK, &all, NULL);
+	sigemptyset(&ours);
+	sigaddset(&ours, SIGTERM);
+	fd = signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
+	return fd < 0 ? exl3_errf(err, -errno, "signalfd: %m") : fd;
+}
+
+/* What the supervisor says first. */
+static int meet_supervisor(struct exl3_worker *w, struct exl3_error *err)
+{
+	struct exl3_sup_msg msg;
+
+	/* Its list counts: models were loaded and unloaded since the files were read. */
+	while (w->cfg->nr_models)
+		exl3_config_remove_model(w->cfg, w->cfg->models[0].name);
+	while (hear(w, &msg, 0) > 0) {
+		switch (msg.type) {
+		case EXL3_SUP_HELLO:
+			w->instance = msg.instance;
+			w->generation = msg.generation;
+			w->supervisor = msg.pid;
+			w->beat_ns = msg.watchdog_ns;
+			break;
+		case EXL3_SUP_MODEL:
+			if (exl3_config_add_model(w->cfg, msg.text, msg.generation != 0, err) < 0)
+				return err->code;
+			break;
+		case EXL3_SUP_GO:
+			return 0;
+		default:
+			break;
+		}
+	}
+	return exl3_errf(err, -EPIPE, "the supervisor went away during the start");
+}
+
+static int start_loads(struct exl3_worker *w, struct exl3_error *err)
+{
+	for (size_t i = 0; i < w->cfg->nr_models; i++) {
+		const struct exl3_config_model *m = &w->cfg->models[i];
+		struct exl3_registered *reg;
+		int rc = exl3_worker_check_device(w, m->device, err);
+
+		if (rc == 0)
+			rc = exl3_models_load(&w->models, m->name, m->path, !m->by_client, &reg,
+					      err);
+		if (rc < 0 && !m->by_client)
+			return rc;
+		if (rc < 0)
+			exl3_err("%s", err->text);
+	}
+	return 0;
+}
+
+static int worker_init(struct exl3_worker *w, struct exl3_error *err)
+{
+	struct exl3_dispatch_options opt;
+	int rc;
+
+	w->signal_fd = block_signals(err);
+	if (w->signal_fd < 0)
+		return w->signal_fd;
+	rc = meet_supervisor(w, err);
+	if (rc == 0)
+		rc = exl3_numa_bind((int)w->cfg->node, err);
+	if (rc < 0)
+		return rc;
+	raise_fd_limit();
+	w->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	probe_backends(w);
+	rc = open_device(w, err);
+	if (rc == 0)
+		rc = exl3_loop_new(&w->loop, err);
+	if (rc == 0)
+		rc = exl3_jobs_new(w->loop, "exl3-load", &w->loads, err);
+	if (rc == 0)
+		rc = exl3_jobs_new(w->loop, "exl3-memory", &w->memory, err);
+	if (rc < 0)
+		return rc;
+	opt = (struct exl3_dispatch_options){
+		.loop = w->loop,
+		.ops = w->ops,
+		.dev = w->dev,
+		.buffer_free = exl3_buffer_free,
+		.arg = w,
+		.queue_depth = (uint32_t)w->cfg->queue_depth,
+		.merge_max = (uint32_t)w->cfg->merge_max,
+		.spin_ns = w->cfg->spin_us * 1000,
+		.deterministic = w->cfg->deterministic,
+	};
+	rc = exl3_dispatch_new(&opt, &w->dispatch, err);
+	if (rc < 0)
+		return rc;
+	exl3_models_init(&w->models, w->loop, w->loads, w->ops, w->dev);
+	w->models.event = on_model;
+	w->models.arg = w;
+	w->drain_timer.fn = on_drain_timeout;
+	w->drain_timer.arg = w;
+	w->beat.fn = on_beat;
+	w->beat.arg = w;
+	if (exl3_watch_add(w->loop, w->listen_fd, POLLIN, EXL3_WATCH_LEVEL, on_listen, w,
+			   &w->listen_watch) < 0 ||
+	    exl3_watch_add(w->loop, w->control_fd, POLLIN, EXL3_WATCH_LEVEL, on_control, w,
+			   &w->control_watch) < 0 ||
+	    exl3_watch_add(w->loop, w->signal_fd, POLLIN, EXL3_WATCH_LEVEL, on_signal, w,
+			   &w->signal_watch) < 0)
+		return exl3_errf(err, -ENOMEM, "worker: out of memory");
+	return start_loads(w, err);
+}
+
+/* ---- serve ---- */
+
+static void serve(struct exl3_worker *w)
+{
+	while (!w->stop) {
+		uint64_t now = exl3_now_ns(), until;
+		bool any = exl3_loop_poll(w->loop, now) > 0;
+
+		any |= exl3_dispatch_turn(w->dispatch, now);
+		if (any)
+			continue;
+		if (w->draining && !exl3_dispatch_busy(w->dispatch))
+			break;
+		if (exl3_dispatch_may_sleep(w->dispatch, now, &until)) {
+			exl3_loop_wait(w->loop, until);
+			continue;
+		}
+		for (int i = 0; i < RELAX; i++)
+			exl3_ring_relax();
+	}
+}
+
+static void worker_fini(struct exl3_worker *w)
+{
+	while (w->peers)
+		exl3_peer_free(w->peers);
+	/* What is on the device reads and writes arenas and weights: they go after it. */
+	while (w->dispatch &&
+	       (exl3_dispatch_busy(w->dispatch) || exl3_dispatch_channels(w->dispatch))) {
+		if (!exl3_dispatch_turn(w->dispatch, exl3_now_ns()))
+			poll(NULL, 0, 1);
+	}
+	if (w->loads)
+		exl3_models_unload_all(&w->models);
+	w->models.event = NULL;
+	w->loads = exl3_jobs_free(w->loads);
+	w->memory = exl3_jobs_free(w->memory);
+	w->dispatch = exl3_dispatch_free(w->dispatch);
+	if (w->loop) {
+		exl3_timer_cancel(w->loop, &w->beat);
+		exl3_timer_cancel(w->loop, &w->drain_timer);
+		w->listen_watch = exl3_watch_drop(w->loop, w->listen_watch);
+		w->control_watch = exl3_watch_drop(w->loop, w->control_watch);
+		w->signal_watch = exl3_watch_drop(w->loop, w->signal_watch);
+	}
+	w->loop = exl3_loop_free(w->loop);
+	if (w->ops)
+		w->dev = w->ops->close(w->dev);
+	exl3_closep(&w->spare_fd);
+	exl3_closep(&w->signal_fd);
+	exl3_closep(&w->control_fd);
+	exl3_closep(&w->listen_fd);
+}
+
+int exl3_worker_main(struct exl3_config *cfg, int argc, char *const argv[])
+{
+	static struct exl3_worker worker; /* large, one per process */
+	struct exl3_worker *w = &worker;
+	struct exl3_error err;
+	int rc;
+
+	prctl(PR_SET_NAME, "exl3-worker");
+	reload_args = (struct reload_args){.argc = argc, .argv = argv};
+	w->cfg = cfg;
+	w->listen_fd = EXL3_WORKER_LISTEN_FD;
+	w->control_fd = EXL3_WORKER_CONTROL_FD;
+	w->signal_fd = w->spare_fd = -1;
+	fcntl(w->listen_fd, F_SETFD, FD_CLOEXEC);
+	fcntl(w->control_fd, F_SETFD, FD_CLOEXEC);
+	w->start_ns = exl3_now_ns();
+	rc = worker_init(w, &err);
+	if (rc < 0) {
+		exl3_err("%s", err.text);
+		/* A first start that fails would fail again; later ones may have met bad luck. */
+		w->status = w->generation <= 1 ? EXL3_WORKER_REFUSED : 1;
+	} else {
+		if (w->beat_ns)
+			on_beat(w);
+		check_ready(w);
+		serve(w);
+	}
+	w->stop = true;
+	worker_fini(w);
+	return w->status;
+}
