@@ -257,26 +257,33 @@ struct exl3_cuda_mla_entry entry_of(const cell &c, const operands &op, uint32_t 
 	return e;
 }
 
+struct exl3_cuda_mla args_of(const cell &c, const struct exl3_cuda_mla_entry *e, uint32_t cluster,
+			     uint32_t groups)
+{
+	struct exl3_cuda_mla a = {};
+
+	a.entries = e;
+	a.nr_entries = 1;
+	a.heads = c.heads;
+	a.dim = c.dim;
+	a.value_dim = c.value_dim;
+	a.cache_dtype = c.cache;
+	a.cluster = (uint16_t)cluster;
+	a.groups = (uint16_t)groups;
+	a.ws = ws;
+	a.ws_bytes = WS_BYTES;
+	a.device_sms = sms;
+	a.device_cc = cc;
+	return a;
+}
+
 template <class LAUNCH>
 double time_kernel(const char *name, LAUNCH launch, const cell &c, const operands &op, uint32_t batch,
 		   uint32_t cluster, uint32_t groups)
 {
 	return time_graph(op.calls, [&](int i, cudaStream_t st) {
 		const struct exl3_cuda_mla_entry e = entry_of(c, op, batch, i);
-		struct exl3_cuda_mla a = {};
-
-		a.entries = &e;
-		a.nr_entries = 1;
-		a.heads = c.heads;
-		a.dim = c.dim;
-		a.value_dim = c.value_dim;
-		a.cache_dtype = c.cache;
-		a.cluster = (uint16_t)cluster;
-		a.groups = (uint16_t)groups;
-		a.ws = ws;
-		a.ws_bytes = WS_BYTES;
-		a.device_sms = sms;
-		a.device_cc = cc;
+		const struct exl3_cuda_mla a = args_of(c, &e, cluster, groups);
 		const int r = launch(&a, st);
 
 		if (r) {
@@ -286,19 +293,20 @@ double time_kernel(const char *name, LAUNCH launch, const cell &c, const operand
 	});
 }
 
+/* What exl3_cuda_mla_select() says. */
+const struct exl3_cuda_mla_kernel *chosen(const cell &c, const operands &op, uint32_t batch)
+{
+	const struct exl3_cuda_mla_entry e = entry_of(c, op, batch, 0);
+	const struct exl3_cuda_mla a = args_of(c, &e, 0, 0);
+
+	return exl3_cuda_mla_select(&a);
+}
+
 bool takes(const struct exl3_cuda_mla_kernel *k, const cell &c, const operands &op, uint32_t batch)
 {
 	const struct exl3_cuda_mla_entry e = entry_of(c, op, batch, 0);
-	struct exl3_cuda_mla a = {};
+	const struct exl3_cuda_mla a = args_of(c, &e, 0, 0);
 
-	a.entries = &e;
-	a.nr_entries = 1;
-	a.heads = c.heads;
-	a.dim = c.dim;
-	a.value_dim = c.value_dim;
-	a.cache_dtype = c.cache;
-	a.device_sms = sms;
-	a.device_cc = cc;
 	return k->supports(&a);
 }
 
@@ -336,22 +344,21 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 							c.topk * batch, (uint32_t)op.row_bytes, (uint32_t *)ws + 8);
 		});
 		for (const struct exl3_cuda_mla_kernel *k = exl3_cuda_mla_kernels; k->name; k++) {
-			if (!takes(k, c, op, batch))
+			if (!takes(k, c, op, batch) || (strstr(k->name, "_any") && k != chosen(c, op, batch)))
 				continue;
 			const double us = time_kernel(k->name, k->launch, c, op, batch, 0, 0);
 			const double err = max_error(c, op);
 
 			fprintf(stderr,
-				"%-14s %3u heads %u/%u %s B=%-4u %8.2f us  gather only %7.2f  bound %6.2f  err %.4f\n",
-				k->name, c.heads, c.dim, c.value_dim, c.pages ? "pages " : "random", batch, us,
+				"%c %-17s %3u heads %u/%u %s B=%-4u %8.2f us  gather only %7.2f  bound %6.2f  err %.4f\n",
+				k == chosen(c, op, batch) ? '*' : ' ', k->name, c.heads, c.dim, c.value_dim, c.pages ? "pages " : "random", batch, us,
 				plain, bound, err);
-			/* The chosen variant is the first; the file holds what callers get. */
-			if (csv) {
+			/* The file holds what callers get. */
+			if (csv && k == chosen(c, op, batch)) {
 				fprintf(csv, "%u,%u,%u,%s,%s,%u,%u,%.2f,%.2f,%.5f\n", c.heads, c.dim,
 					c.value_dim, cache_name, c.pages ? "pages" : "random", c.topk, batch, us,
 					bound, err);
 			}
-			break;
 		}
 		if (!sweep)
 			continue;
@@ -373,7 +380,7 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 		};
 
 		for (const struct exl3_cuda_mla_kernel *k = exl3_cuda_mla_kernels; k->name; k++)
-			if (takes(k, c, op, batch))
+			if (takes(k, c, op, batch) && !strstr(k->name, "_any"))
 				sweep_one(k->name, k->launch);
 		for (const auto &v : mla_variants)
 			if (c.cache == v.in->cache_dtype && (int)c.dim == v.in->dim_cap &&

@@ -16,6 +16,7 @@ using namespace exl3_mla;
 namespace exl3_mla
 {
 #define EXL3_MLA_LIST(X)                                                                           \
+	X(mla_wide_bf16_576) X(mla_wide_bf16_512) X(mla_wide_f16_576) X(mla_wide_f16_512)              \
 	X(mla_bf16_576) X(mla_bf16_512) X(mla_bf16_any) X(mla_f16_576) X(mla_f16_512) X(mla_f16_any)   \
 	X(mla_e4m3_576) X(mla_e4m3_512) X(mla_e4m3_any)
 #define EXL3_MLA_DECLARE(name) extern const instance name;
@@ -25,10 +26,11 @@ EXL3_MLA_LIST(EXL3_MLA_DECLARE)
 namespace
 {
 
-constexpr uint64_t START_KEYS = 64, CLUSTER_KEYS = 24, GROUPS_KEYS = 48;
+constexpr uint64_t CLUSTER_KEYS = 24, GROUPS_KEYS = 48;
 
 struct split {
 	uint32_t cluster, groups;
+	uint64_t cost;
 };
 
 struct shape {
@@ -43,22 +45,20 @@ uint64_t capacity(int sms, uint32_t s)
 	return s == 1 ? (uint64_t)sms : (uint64_t)sms / 16 * (16 / s) * s;
 }
 
-struct split plan(uint64_t items, uint32_t topk, int sms, bool clusters)
+struct split plan(const instance &in, uint64_t items, uint32_t topk, int sms, bool clusters)
 {
-	struct split best = {1, 1};
-	uint64_t best_cost = UINT64_MAX;
+	struct split best = {1, 1, UINT64_MAX};
 
 	for (uint32_t n = 1; n <= 128; n *= 2) {
 		const uint32_t s = !clusters ? 1 : n < 8 ? n : 8, c = n / s;
 		const uint64_t keys = ((topk + n - 1) / n + 15) & ~15u;
 		const uint64_t cap = capacity(sms, s), waves = (items * n + cap - 1) / cap;
-		const uint64_t cost = waves * (keys + START_KEYS + (s > 1 ? CLUSTER_KEYS : 0) +
-					       (c > 1 ? GROUPS_KEYS : 0));
+		const uint64_t cost =
+			waves * (keys * in.key_cost / 100 + in.start_cost + (s > 1 ? CLUSTER_KEYS : 0) +
+				 (c > 1 ? GROUPS_KEYS : 0));
 
-		if (cost < best_cost) {
-			best_cost = cost;
-			best = {s, c};
-		}
+		if (cost < best.cost)
+			best = {s, c, cost};
 		if (keys <= 16)
 			break;
 	}
@@ -78,12 +78,12 @@ int describe(const struct exl3_cuda_mla *a, const instance &in, struct shape *re
 	}
 	ret->queries = (uint32_t)queries;
 	if (a->cluster) {
-		ret->split = {a->cluster, a->groups ? a->groups : 1u};
+		ret->split = {a->cluster, a->groups ? a->groups : 1u, 0};
 	} else if (!a->deterministic) {
-		ret->split = plan(queries * ret->head_tiles, topk, a->device_sms, clusters);
+		ret->split = plan(in, queries * ret->head_tiles, topk, a->device_sms, clusters);
 	} else {
 		for (uint32_t i = 0; i < a->nr_entries; i++) {
-			const struct split s = plan((uint64_t)a->entries[i].m * ret->head_tiles,
+			const struct split s = plan(in, (uint64_t)a->entries[i].m * ret->head_tiles,
 						    a->entries[i].topk, a->device_sms, clusters);
 
 			if (i && (s.cluster != ret->split.cluster || s.groups != ret->split.groups))
@@ -118,6 +118,8 @@ bool exl3_mla::supports(const instance &in, const struct exl3_cuda_mla *a)
 		return false;
 	if (in.exact ? (int)a->dim != in.dim_cap || (int)a->value_dim != in.value_cap
 		     : (int)a->dim > in.dim_cap || (int)a->value_dim > in.value_cap)
+		return false;
+	if (in.tile_h > 16 && (a->device_cc != 90 || a->heads <= 16))
 		return false;
 	for (uint32_t i = 0; i < a->nr_entries; i++)
 		if (a->entries[i].cache_stride % 16 || a->entries[i].q_stride % 16 ||
@@ -205,6 +207,9 @@ namespace
 	}
 EXL3_MLA_LIST(EXL3_MLA_FUNCTIONS)
 
+#define EXL3_MLA_INSTANCE(name) &exl3_mla::name,
+const instance *const instances[] = {EXL3_MLA_LIST(EXL3_MLA_INSTANCE)};
+
 } // namespace
 
 #define EXL3_MLA_ENTRY(name) {#name, name##_supports, name##_ws, name##_launch},
@@ -212,8 +217,21 @@ const struct exl3_cuda_mla_kernel exl3_cuda_mla_kernels[] = {EXL3_MLA_LIST(EXL3_
 
 const struct exl3_cuda_mla_kernel *exl3_cuda_mla_select(const struct exl3_cuda_mla *a)
 {
-	for (const struct exl3_cuda_mla_kernel *k = exl3_cuda_mla_kernels; k->name; k++)
-		if (k->supports(a))
-			return k;
-	return nullptr;
+	const struct exl3_cuda_mla_kernel *best = nullptr;
+	uint64_t best_cost = UINT64_MAX;
+	bool exact = false;
+
+	for (size_t i = 0; exl3_cuda_mla_kernels[i].name; i++) {
+		const instance &in = *instances[i];
+		struct shape s;
+
+		if (!exl3_cuda_mla_kernels[i].supports(a) || describe(a, in, &s) || (exact && !in.exact))
+			continue;
+		if (s.split.cost < best_cost || (in.exact && !exact)) {
+			best = &exl3_cuda_mla_kernels[i];
+			best_cost = s.split.cost;
+			exact = in.exact;
+		}
+	}
+	return best;
 }

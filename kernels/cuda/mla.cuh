@@ -683,6 +683,8 @@ struct instance {
 	size_t smem;
 	int cache_dtype, dim_cap, value_cap, tile_h, threads;
 	bool exact;
+	/* For plan(): percent of the time that HBM takes for a key; start and end of a CTA, in keys. */
+	uint32_t key_cost, start_cost;
 };
 
 /* mla.cu; also for the benchmark's own variants. */
@@ -699,7 +701,7 @@ int launch(const instance &in, const struct exl3_cuda_mla *a, cudaStream_t strea
 	using name##_config = config<cache, dp, vp, kb, stages, mincta, exact>;                      \
 	extern const instance name;                                                                  \
 	const instance name = {(const void *)kernel<name##_config>, sizeof(shared<name##_config>),   \
-			       cache, dp, vp, 16, 256, exact};                                            \
+			       cache, dp, vp, 16, 256, exact, 100, 64};                                            \
 	}
 
 #endif

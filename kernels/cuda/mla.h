@@ -63,10 +63,10 @@ struct exl3_cuda_mla_kernel {
 	int (*launch)(const struct exl3_cuda_mla *a, cudaStream_t stream);
 };
 
-/* Ends with a NULL name; the fastest variant for a shape stands before slower ones. */
+/* Ends with a NULL name. */
 extern const struct exl3_cuda_mla_kernel exl3_cuda_mla_kernels[];
 
-/* First variant that supports @a, or NULL. */
+/* The variant that should be fastest for @a, or NULL. */
 const struct exl3_cuda_mla_kernel *exl3_cuda_mla_select(const struct exl3_cuda_mla *a);
 
 #ifdef __cplusplus

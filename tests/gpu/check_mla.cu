@@ -4,7 +4,10 @@
  *
  * Prints one line per failed check and "N passed, N failed"; exit 0 only if none failed, 77 without
  * a GPU. Operands are cudaMalloc'ed one by one, so compute-sanitizer sees any step outside them.
- * Outputs stand between canaries. Argument "quick": a reduced set for memcheck and racecheck.
+ * Outputs stand between canaries.
+ *
+ * usage: check_mla [quick] [only=TEXT] [skip=TEXT]   quick: a reduced set for memcheck and racecheck;
+ *        only, skip: variants whose name contains TEXT
  */
 #include "kernels/cuda/mla.h"
 
@@ -28,6 +31,12 @@ unsigned long nr_passed, nr_failed;
 void *ws;
 constexpr size_t WS_BYTES = (size_t)256 << 20;
 int sms, cc;
+const char *only = "", *skip; /* of the command line */
+
+bool wanted(const struct exl3_cuda_mla_kernel *k, const struct exl3_cuda_mla *a)
+{
+	return strstr(k->name, only) && !(skip && strstr(k->name, skip)) && k->supports(a);
+}
 
 uint64_t rng_state = 0x9e3779b97f4a7c15ull;
 
@@ -402,7 +411,7 @@ void run_case(const test &t)
 
 	rq.reference();
 	for (const struct exl3_cuda_mla_kernel *k = exl3_cuda_mla_kernels; k->name; k++) {
-		if (!k->supports(&a))
+		if (!wanted(k, &a))
 			continue;
 		variants++;
 		result(k->ws_bytes(&a) <= WS_BYTES, k->name, t, "workspace", (double)k->ws_bytes(&a),
@@ -416,7 +425,9 @@ void run_case(const test &t)
 		launch(k, &a, t);
 		result(one == rq.output(), k->name, t, "second run is bit-equal", 0, 1);
 	}
-	result(variants > 0, "select", t, "variants", variants, 1);
+	result(exl3_cuda_mla_select(&a) != nullptr, "select", t, "a variant", 0, 1);
+	if (!*only && !skip)
+		result(variants > 0, "table", t, "variants", variants, 1);
 	result(ws_zero(), "workspace", t, "left zero", 0, 1);
 }
 
@@ -429,7 +440,7 @@ void run_nan(test t)
 
 	rq.reference();
 	for (const struct exl3_cuda_mla_kernel *k = exl3_cuda_mla_kernels; k->name; k++) {
-		if (!k->supports(&a))
+		if (!wanted(k, &a))
 			continue;
 		rq.zero_out();
 		must(cudaMemcpy(rq.dq.data(), rq.q.data(), rq.q.size(), cudaMemcpyHostToDevice), "copy");
@@ -473,7 +484,7 @@ void run_merged(const test &base)
 	const struct exl3_cuda_mla a = args(base, es.data(), (uint32_t)es.size());
 
 	for (const struct exl3_cuda_mla_kernel *k = exl3_cuda_mla_kernels; k->name; k++) {
-		if (!k->supports(&a))
+		if (!wanted(k, &a))
 			continue;
 		alone.clear();
 		for (size_t i = 0; i < rqs.size(); i++) {
@@ -566,6 +577,19 @@ void run_all(bool quick)
 
 int main(int argc, char **argv)
 {
+	bool quick = false;
+
+	setvbuf(stdout, nullptr, _IOLBF, 0);
+	for (int i = 1; i < argc; i++) {
+		if (!strcmp(argv[i], "quick"))
+			quick = true;
+		else if (!strncmp(argv[i], "only=", 5))
+			only = argv[i] + 5;
+		else if (!strncmp(argv[i], "skip=", 5))
+			skip = argv[i] + 5;
+		else
+			return fprintf(stderr, "usage: check_mla [quick] [only=TEXT] [skip=TEXT]\n"), 2;
+	}
 	if (cudaFree(nullptr) != cudaSuccess) {
 		printf("check_mla: no GPU: skipped\n");
 		return 77;
@@ -578,7 +602,7 @@ int main(int argc, char **argv)
 	cc = major * 10 + minor;
 	must(cudaMalloc(&ws, WS_BYTES), "cudaMalloc");
 	must(cudaMemset(ws, 0, EXL3_CUDA_WS_ZERO), "memset");
-	run_all(argc > 1 && !strcmp(argv[1], "quick"));
+	run_all(quick);
 	printf("check_mla: %lu passed, %lu failed\n", nr_passed, nr_failed);
 	return nr_failed != 0;
 }

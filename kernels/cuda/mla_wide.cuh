@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mla_wide.cuh - sparse MLA decode for 64 heads a CTA with wgmma: many heads or many queries.
+ *
+ * The same formula, work items, split and merge as mla.cuh. q [64, D] and two blocks of 64 cache rows
+ * lie in shared memory as tiles of 64 rows x 128 bytes (swizzled, see mla_wgmma.cuh). f16 and bf16.
+ *
+ *   warpgroup 0, 1  S[64 x 32 keys each] = Q K^T     m64n32k16, D/16 steps
+ *                   O[64 x 256 dims each] += P V     m64n256k16, 4 steps; V = the same rows
+ *   warpgroup 2     gathers rows with 16-byte cp.async, one block ahead
+ *
+ *   tensor core  | S(j) |           | P V (j) | S(j+1) |           | P V (j+1) |
+ *   warps               | softmax j |                  | softmax   |
+ *   copies       | block j + 1            | block j + 2 from the end of P V (j) on
+ *
+ * The two warpgroups swap row maxima and P through shared memory: one barrier each per block.
+ */
+#ifndef EXL3_KERNELS_CUDA_MLA_WIDE_CUH
+#define EXL3_KERNELS_CUDA_MLA_WIDE_CUH
+
+#include "kernels/cuda/mla.cuh"
+#include "kernels/cuda/mla_wgmma.cuh"
+
+namespace exl3_mla
+{
+
+template <int CACHE, int DP_> struct wide_config {
+	static constexpr int DP = DP_, VP = 512, KB = 64, TILE_H = 64, THREADS = 384;
+	static constexpr bool BF16 = CACHE == EXL3_BF16;
+	static constexpr int TILES = DP / 64;         /* of 64 dims */
+	static constexpr int TILE_BYTES = 64 * 128;
+	static constexpr int CHUNKS = DP * 2 / 16;    /* of 16 bytes in a row */
+	static constexpr int KEYS_W = KB / 4;         /* keys that a producer warp loads per block */
+	static constexpr int SET = 32 / KEYS_W;
+	static constexpr int OROW = VP + 4;           /* words of a row of O for the merge */
+	static constexpr int PRODUCER_REGS = 72, CONSUMER_REGS = 216;
+	static_assert(DP % 64 == 0 && CACHE != EXL3_E4M3, "tiles of two-byte values");
+	static_assert(128 * PRODUCER_REGS + 256 * CONSUMER_REGS <= 65536, "register file");
+	static_assert((2 * TILES + 1) * TILE_BYTES >= TILE_H * OROW * 4, "O reuses row blocks and P");
+	static_assert(TILES * TILE_BYTES >= (int)sizeof(merge_shared<TILE_H>), "merging reuses q");
+};
+
+template <class C> struct wide_shared {
+	uint8_t q[C::TILES][C::TILE_BYTES]; /* at the end: merge_shared */
+	uint8_t kv[2][C::TILES][C::TILE_BYTES]; /* at the end, with p: O, [64][OROW] f32 */
+	uint8_t p[C::TILE_BYTES];
+	float top[2][2][64];  /* row maxima of a block: parity, warpgroup, row */
+	float sum[2][64];     /* warpgroup, row */
+	uint64_t full[2], empty[2];
+	uint16_t valid[2][4]; /* bit k: key k of that producer warp exists */
+};
+
+/* Named barrier 0 is __syncthreads, 1 is sync_mergers(): the 256 consumer threads. */
+
+template <class C>
+__device__ __forceinline__ void wide_produce(wide_shared<C> &sm, selection<C> &sel,
+					     const uint8_t *cache, uint32_t blocks, int warp, int lane)
+{
+	const uint32_t empty = smem_addr(sm.empty), full = smem_addr(sm.full);
+
+	for (uint32_t j = 0; j < blocks; j++) {
+		const uint32_t slot = j & 1, sub = j % C::SET;
+
+		if (sub == 0) {
+			sel.cur = sel.nxt;
+			sel.fetch(j / C::SET + 1, warp, lane);
+		}
+		const uint32_t mask = __ballot_sync(~0u, sel.cur >= 0) >> (sub * C::KEYS_W);
+
+		if (j >= 2)
+			mbar_wait(empty + slot * 8, (j / 2 - 1) & 1);
+		if (lane == 0)
+			sm.valid[slot][warp] = (uint16_t)mask;
+		const uint32_t base = smem_addr(sm.kv[slot]);
+
+#pragma unroll 8
+		for (int i = 0; i < C::KEYS_W * C::CHUNKS / 32; i++) {
+			const uint32_t id = i * 32 + lane, k = id / C::CHUNKS, c = id - k * C::CHUNKS;
+			const uint32_t key = warp * C::KEYS_W + k;
+			const int64_t off = __shfl_sync(~0u, sel.cur, sub * C::KEYS_W + k);
+			const uint8_t *src = off >= 0 ? cache + off + c * 16 : cache;
+
+			cp_async16(base + (c >> 3) * C::TILE_BYTES + key * 128 +
+					   ((c & 7) ^ (key & 7)) * 16,
+				   src, off >= 0 ? 16 : 0);
+		}
+		cp_async_commit();
+		/* At the start both slots are requested before the first is waited for. */
+		if (j == 0 && blocks > 1)
+			continue;
+		if (j == 1) {
+			cp_async_wait<1>();
+			fence_async_proxy();
+			mbar_arrive(full);
+		}
+		cp_async_wait<0>();
+		fence_async_proxy();
+		mbar_arrive(full + slot * 8);
+	}
+}
+
+/* Q to shared memory in the cache's type; heads past the last are zero. */
+template <class C>
+__device__ __forceinline__ void wide_load_q(wide_shared<C> &sm, const uint8_t *q, uint32_t dtype,
+					    uint32_t heads, int t)
+{
+	const size_t head_bytes = (size_t)C::DP * (dtype == EXL3_F32 ? 4 : 2);
+
+	for (int u = t; u < C::TILE_H * C::CHUNKS; u += MERGERS) {
+		const uint32_t head = u / C::CHUNKS, c = u % C::CHUNKS;
+		uint4 v = make_uint4(0, 0, 0, 0);
+
+		if (head < heads) {
+			const uint8_t *row = q + head * head_bytes;
+
+			v.x = load_q2<C::BF16>(row, dtype, c * 8);
+			v.y = load_q2<C::BF16>(row, dtype, c * 8 + 2);
+			v.z = load_q2<C::BF16>(row, dtype, c * 8 + 4);
+			v.w = load_q2<C::BF16>(row, dtype, c * 8 + 6);
+		}
+		*(uint4 *)(sm.q[c >> 3] + head * 128 + ((c & 7) ^ (head & 7)) * 16) = v;
+	}
+}
+
+/* Starts S = Q K^T for this warpgroup's 32 keys of the block in @slot. */
+template <class C>
+__device__ __forceinline__ void wide_scores(wide_shared<C> &sm, float (&s)[16], uint32_t slot, int wg)
+{
+	const uint64_t a = desc_k_major(smem_addr(sm.q));
+	const uint64_t b = desc_k_major(smem_addr(sm.kv[slot]) + wg * 32 * 128);
+
+	wgmma_fence();
+#pragma unroll
+	for (int ks = 0; ks < C::DP / 16; ks++) {
+		const int step = (ks >> 2) * (C::TILE_BYTES >> 4) + (ks & 3) * 2;
+
+		wgmma_scores<C::BF16>(s, a + step, b + step, ks != 0);
+	}
+	wgmma_commit();
+}
+
+/* Starts O += P V for this warpgroup's 256 dims. */
+template <class C>
+__device__ __forceinline__ void wide_values(wide_shared<C> &sm, float (&o)[128], uint32_t slot, int wg)
+{
+	const uint64_t a = desc_k_major(smem_addr(sm.p));
+	const uint64_t b = desc_mn_major(smem_addr(sm.kv[slot]) + wg * 4 * C::TILE_BYTES, C::TILE_BYTES);
+
+	wgmma_fence();
+#pragma unroll
+	for (int ks = 0; ks < C::KB / 16; ks++)
+		wgmma_values<C::BF16>(o, a + ks * 2, b + ks * (16 * 128 >> 4), true);
+	wgmma_commit();
+}
+
+template <bool BF16> __device__ __forceinline__ uint32_t pack2(float x, float y)
+{
+	if constexpr (BF16) {
+		const __nv_bfloat162 b = __floats2bfloat162_rn(x, y);
+
+		return *(const uint32_t *)&b;
+	} else {
+		const __half2 h = __floats2half2_rn(x, y);
+
+		return *(const uint32_t *)&h;
+	}
+}
+
+template <class C>
+__device__ __forceinline__ void wide_consume(wide_shared<C> &sm, float (&o)[128], float (&m)[2],
+					     float (&l)[2], uint32_t blocks, float scale_log2, int wg,
+					     int t)
+{
+	const int warp = (t >> 5) & 3, lane = t & 31, g = lane >> 2, l4 = lane & 3;
+	const uint32_t empty = smem_addr(sm.empty), full = smem_addr(sm.full);
+	const int row0 = warp * 16 + g;
+	float s[16];
+
+	if (blocks) {
+		mbar_wait(full, 0);
+		wide_scores<C>(sm, s, 0, wg);
+	}
+	for (uint32_t j = 0; j < blocks; j++) {
+		const uint32_t slot = j & 1;
+
+		if (j) {
+			wgmma_wait<1>(); /* P V of block j - 1 */
+			wgmma_hold(o);
+			mbar_arrive(empty + (slot ^ 1) * 8);
+		}
+		wgmma_wait<0>();
+		wgmma_hold(s);
+		/* Keys 32wg + 8i + 2q, +1: two producer warps hold 16 keys each. */
+		const uint32_t valid = (uint32_t)sm.valid[slot][wg * 2] |
+				       (uint32_t)sm.valid[slot][wg * 2 + 1] << 16;
+		float top[2] = {-CUDART_INF_F, -CUDART_INF_F};
+
+#pragma unroll
+		for (int i = 0; i < 16; i++) {
+			const bool in = valid >> ((i >> 2) * 8 + 2 * l4 + (i & 1)) & 1;
+
+			s[i] = in ? s[i] * scale_log2 : -CUDART_INF_F;
+			top[(i >> 1) & 1] = fmaxf(top[(i >> 1) & 1], s[i]);
+		}
+#pragma unroll
+		for (int r = 0; r < 2; r++) {
+			top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
+			top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
+			if (l4 == 0)
+				sm.top[slot][wg][row0 + 8 * r] = top[r];
+		}
+		sync_mergers();
+		float base[2], alpha[2];
+
+#pragma unroll
+		for (int r = 0; r < 2; r++) {
+			const float other = sm.top[slot][wg ^ 1][row0 + 8 * r];
+			const float now = fmaxf(fmaxf(top[r], other), m[r]);
+
+			base[r] = now == -CUDART_INF_F ? 0.0f : now;
+			alpha[r] = exp2f(m[r] - base[r]);
+			m[r] = now;
+			l[r] *= alpha[r];
+		}
+#pragma unroll
+		for (int i = 0; i < 16; i += 2) {
+			const int r = (i >> 1) & 1, row = row0 + 8 * r, chunk = wg * 4 + (i >> 2);
+			const float x = exp2f(s[i] - base[r]), y = exp2f(s[i + 1] - base[r]);
+
+			l[r] += x + y;
+			*(uint32_t *)(sm.p + row * 128 + (chunk ^ (row & 7)) * 16 + l4 * 4) =
+				pack2<C::BF16>(x, y);
+		}
+		fence_async_proxy();
+		sync_mergers();
+		/* The maximum seldom moves after the first blocks. NaN compares unequal. */
+		if (__any_sync(~0u, !(alpha[0] == 1.0f && alpha[1] == 1.0f))) {
+#pragma unroll
+			for (int i = 0; i < 128; i++)
+				o[i] *= alpha[(i >> 1) & 1];
+		}
+		wgmma_hold(o);
+		wide_values<C>(sm, o, slot, wg);
+		if (j + 1 < blocks) {
+			mbar_wait(full + (slot ^ 1) * 8, ((j + 1) / 2) & 1);
+			wide_scores<C>(sm, s, slot ^ 1, wg);
+		}
+	}
+	wgmma_wait<0>();
+	wgmma_hold(o);
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_constant__ params p)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+	extern __shared__ __align__(1024) uint8_t smem_wide[];
+	wide_shared<C> &sm = *reinterpret_cast<wide_shared<C> *>(smem_wide);
+	const int t = threadIdx.x, wg = t >> 7;
+	const uint32_t split = blockIdx.x % p.splits, item = blockIdx.x / p.splits;
+	const uint32_t tile = item % p.head_tiles, query = item / p.head_tiles;
+	uint32_t ei = 0;
+
+	while (ei + 1 < p.nr_entries && query >= p.entries[ei + 1].first)
+		ei++;
+	const struct exl3_cuda_mla_entry &e = p.entries[ei];
+	const uint32_t row = query - e.first;
+	const uint32_t per = ((e.topk + p.splits - 1) / p.splits + 15) & ~15u;
+	const uint32_t begin = min(split * per, e.topk), end = min(begin + per, e.topk);
+	const uint32_t blocks = (end - begin + C::KB - 1) / C::KB;
+
+	if (t == 0) {
+		for (int i = 0; i < 2; i++) {
+			mbar_init(smem_addr(&sm.full[i]), 128);
+			mbar_init(smem_addr(&sm.empty[i]), MERGERS);
+		}
+		fence_async_proxy();
+	}
+	__syncthreads();
+	if (wg == 2) {
+		registers_less<C::PRODUCER_REGS>();
+		const int warp = (t >> 5) & 3, lane = t & 31;
+		selection<C> sel;
+
+		sel.indices = (const uint8_t *)e.indices + (size_t)row * e.indices_stride;
+		sel.slots = e.slots;
+		sel.stride = e.cache_stride;
+		sel.begin = begin;
+		sel.end = end;
+		sel.wide = e.indices_dtype == EXL3_I64;
+		sel.bad = 0;
+		sel.fetch(0, warp, lane);
+		wide_produce<C>(sm, sel, (const uint8_t *)e.cache, blocks, warp, lane);
+		if (tile == 0 && e.skipped) {
+			const uint32_t bad = __reduce_add_sync(~0u, sel.bad);
+
+			if (lane == 0 && bad)
+				atomicAdd(e.skipped, bad);
+		}
+		return; /* cluster barriers wait for threads that have not exited */
+	}
+	registers_more<C::CONSUMER_REGS>();
+	const uint32_t q_esize = e.q_dtype == EXL3_F32 ? 4 : 2;
+	const uint32_t heads = min(p.heads - tile * C::TILE_H, (uint32_t)C::TILE_H);
+
+	wide_load_q<C>(sm,
+		       (const uint8_t *)e.q + (size_t)row * e.q_stride +
+			       (size_t)tile * C::TILE_H * C::DP * q_esize,
+		       e.q_dtype, heads, t);
+	fence_async_proxy();
+	sync_mergers();
+	float o[128] = {};
+	float m[2] = {-CUDART_INF_F, -CUDART_INF_F}, l[2] = {};
+
+	wide_consume<C>(sm, o, m, l, blocks, e.scale * e.kv_scale * 1.4426950408889634f, wg, t);
+
+	const int lane = t & 31, g = lane >> 2, l4 = lane & 3, row0 = ((t >> 5) & 3) * 16 + g;
+	merge_shared<C::TILE_H> &ms = *reinterpret_cast<merge_shared<C::TILE_H> *>(sm.q);
+	float *osm = (float *)sm.kv;
+
+#pragma unroll
+	for (int r = 0; r < 2; r++) {
+		l[r] += __shfl_xor_sync(~0u, l[r], 1);
+		l[r] += __shfl_xor_sync(~0u, l[r], 2);
+		if (l4 == 0)
+			sm.sum[wg][row0 + 8 * r] = l[r];
+	}
+	sync_mergers(); /* both warpgroups are done with q and the row blocks */
+	if (wg == 0 && l4 == 0) {
+#pragma unroll
+		for (int r = 0; r < 2; r++) {
+			ms.ml[0][row0 + 8 * r] = m[r];
+			ms.ml[1][row0 + 8 * r] = sm.sum[0][row0 + 8 * r] + sm.sum[1][row0 + 8 * r];
+		}
+	}
+#pragma unroll
+	for (int i = 0; i < 128; i += 2)
+		*(float2 *)(osm + (row0 + ((i >> 1) & 1) * 8) * C::OROW + wg * 256 + (i >> 2) * 8 + 2 * l4) =
+			make_float2(o[i], o[i + 1]);
+	target to;
+
+	to.dtype = e.o_dtype;
+	to.heads = heads;
+	to.value_dim = C::VP;
+	to.kv_scale = e.kv_scale;
+	to.o = (uint8_t *)e.o + (size_t)row * e.o_stride +
+	       (size_t)tile * C::TILE_H * C::VP * (e.o_dtype == EXL3_F32 ? 4 : 2);
+	to.lse = e.lse ? e.lse + (size_t)row * p.heads + tile * C::TILE_H : nullptr;
+	merge<C>(ms, osm, p, to, item, split, t);
+#else
+	__trap(); /* supports() offers it on sm_90 only */
+#endif
+}
+
+} // namespace exl3_mla
+
+/* Defines exl3_mla::NAME, an instance. */
+#define EXL3_MLA_WIDE_INSTANTIATE(name, cache, dp)                                                   \
+	namespace exl3_mla                                                                           \
+	{                                                                                            \
+	using name##_config = wide_config<cache, dp>;                                                \
+	extern const instance name;                                                                  \
+	const instance name = {(const void *)wide_kernel<name##_config>,                             \
+			       sizeof(wide_shared<name##_config>), cache, dp, 512, 64, 384, true,     \
+			       130, 128};                                                    \
+	}
+
+#endif
