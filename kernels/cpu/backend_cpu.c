@@ -8,6 +8,7 @@
 #include "kernels/cpu/cpu.h"
 
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/jobs.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -361,7 +362,25 @@ static bool begin(void *arg, const struct exl3_work *work)
 	return true;
 }
 
-static const struct exl3_executor_ops executor_ops = {.begin = begin};
+/* libgomp keeps the team of a thread, so each of its threads is pinned once and stays there. */
+static void start(void *arg)
+{
+	struct exl3_dev *dev = arg;
+
+#pragma omp parallel num_threads(cpu_team(dev))
+	{
+		int cpu = dev->cpus[omp_get_thread_num()];
+		cpu_set_t set;
+
+		CPU_ZERO(&set);
+		if (cpu >= 0) {
+			CPU_SET(cpu, &set);
+			sched_setaffinity(0, sizeof(set), &set);
+		}
+	}
+}
+
+static const struct exl3_executor_ops executor_ops = {.start = start, .begin = begin};
 
 static int cpu_submit(struct exl3_dev *dev, const struct exl3_work *work)
 {
@@ -391,7 +410,7 @@ static struct exl3_dev *cpu_close(struct exl3_dev *dev)
 		return NULL;
 	exl3_executor_free(dev->executor);
 	if (dev->ws)
-		munmap(dev->ws, dev->ws_bytes);
+		munmap(dev->ws, dev->map_bytes);
 	free(dev);
 	return NULL;
 }
@@ -439,14 +458,16 @@ static int cpu_open(const struct exl3_dev_options *opt, struct exl3_dev **ret,
 	if (dev->ws_bytes < CPU_WORKSPACE_MIN)
 		dev->ws_bytes = CPU_WORKSPACE_MIN;
 	dev->ws_bytes = page_round(dev->ws_bytes);
-	ws = mmap(NULL, dev->ws_bytes, PROT_READ | PROT_WRITE,
+	dev->map_bytes = page_round(dev->ws_bytes + dev->nr_threads * sizeof(*dev->mla));
+	ws = mmap(NULL, dev->map_bytes, PROT_READ | PROT_WRITE,
 		  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (ws == MAP_FAILED)
 		return exl3_errf(err, -errno, "cpu: cannot map a workspace of %zu bytes: %m",
-				 dev->ws_bytes);
+				 dev->map_bytes);
 	dev->ws = ws;
-	bind_to_node(dev, dev->ws, dev->ws_bytes);
-	madvise(dev->ws, dev->ws_bytes, MADV_HUGEPAGE);
+	dev->mla = (struct cpu_mla_state *)((char *)ws + dev->ws_bytes);
+	bind_to_node(dev, ws, dev->map_bytes);
+	madvise(ws, dev->map_bytes, MADV_HUGEPAGE);
 
 	code = exl3_executor_new(&executor_ops, dev, CPU_SPIN_NS, &dev->executor, err);
 	if (code)
@@ -463,7 +484,7 @@ static void cpu_info(struct exl3_dev *dev, struct exl3_dev_info *ret)
 	memory_state(dev, &ret->memory_total, &ret->memory_free);
 	ret->slab_bytes = dev->slab_bytes;
 	ret->arena_bytes = dev->arena_bytes;
-	ret->workspace_bytes = dev->ws_bytes;
+	ret->workspace_bytes = dev->map_bytes;
 	ret->threads = dev->nr_threads;
 }
 

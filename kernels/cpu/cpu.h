@@ -18,6 +18,7 @@
 #define CPU_WORKSPACE_MIN     (16ull << 20)
 
 struct cpu_isa;
+struct cpu_mla_state;
 
 struct exl3_dev {
 	const struct cpu_isa *isa; /* the best one this processor has */
@@ -31,6 +32,8 @@ struct exl3_dev {
 	/* Workspace of the request path, executor thread and its team only. */
 	void *ws; /* owned mapping */
 	size_t ws_bytes;
+	struct cpu_mla_state *mla; /* [nr_threads], at the end of the same mapping */
+	size_t map_bytes;
 
 	struct exl3_executor *executor; /* owned */
 };

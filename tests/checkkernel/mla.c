@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* mla.c - sparse latent attention: sizes, cache types, holes, bad slots, bad rows, lse. */
+#include "tests/checkkernel/ck.h"
+
+#include "kernels/cpu/ref.h"
+
+#include <math.h>
+
+#define ENTRIES 2
+#define SLOTS   150u
+
+struct shape {
+	uint32_t heads, dim, value_dim, topk;
+	uint8_t cache_dtype, indices_dtype;
+	uint32_t cache_gap, indices_gap;
+	bool garbage, no_lse, bad_rows;
+	float kv_scale;
+	uint32_t nr_entries;
+	struct {
+		uint32_t m;
+		uint8_t x_dtype, y_dtype;
+	} entry[ENTRIES];
+};
+
+struct mla {
+	struct ck_buf cache[ENTRIES], indices[ENTRIES];
+	struct exl3_mla_cache host_caches[ENTRIES], dev_caches[ENTRIES];
+	struct ck_rows rows[ENTRIES];
+	struct exl3_rows host_rows[ENTRIES], dev_rows[ENTRIES];
+	struct exl3_work host, dev;
+};
+
+static int64_t bad_slot(struct ck *ck, uint8_t dtype)
+{
+	switch (ck_below(ck, 5)) {
+	case 0:
+		return -2;
+	case 1:
+		return SLOTS;
+	case 2:
+		return dtype == EXL3_I64 ? (1ll << 32) + 1 : INT32_MIN;
+	case 3:
+		return dtype == EXL3_I64 ? INT64_MIN : INT32_MAX;
+	default:
+		return SLOTS + 1 + ck_below(ck, 1u << 30);
+	}
+}
+
+static void build_indices(struct ck *ck, const struct shape *s, struct mla *m, uint32_t e,
+			  uint32_t stride)
+{
+	m->indices[e] = ck_buf_new(ck, (size_t)s->entry[e].m * stride);
+	for (uint32_t r = 0; r < s->entry[e].m; r++)
+		for (uint32_t j = 0; j < s->topk; j++) {
+			uint32_t kind = s->garbage ? ck_below(ck, 4) : 3;
+			/* Every third query of garbage has nothing but holes. */
+			int64_t slot = s->garbage && r % 3 == 2 ? -1
+				       : kind == 0              ? -1
+				       : kind == 1              ? bad_slot(ck, s->indices_dtype)
+								: ck_below(ck, SLOTS);
+			int32_t narrow = (int32_t)slot;
+			char *at = (char *)m->indices[e].host + (size_t)r * stride;
+
+			if (s->indices_dtype == EXL3_I64)
+				memcpy(at + 8 * j, &slot, 8);
+			else
+				memcpy(at + 4 * j, &narrow, 4);
+		}
+	ck_buf_upload(ck, &m->indices[e]);
+}
+
+static void build(struct ck *ck, const struct shape *s, struct mla *m)
+{
+	uint32_t stride = s->dim * exl3_dtype_bytes(s->cache_dtype) + s->cache_gap;
+	uint32_t indices_stride =
+		(s->topk * exl3_dtype_bytes(s->indices_dtype) + 15) / 16 * 16 + s->indices_gap;
+
+	memset(m, 0, sizeof(*m));
+	for (uint32_t e = 0; e < s->nr_entries; e++) {
+		uint32_t q = s->heads * s->dim, o = s->heads * s->value_dim, mm = s->entry[e].m;
+
+		m->cache[e] = ck_buf_new(ck, (size_t)SLOTS * stride);
+		for (uint32_t r = 0; r < SLOTS; r++)
+			for (uint32_t d = 0; d < s->dim; d++)
+				if (s->cache_dtype == EXL3_E4M3) {
+					uint8_t v = (uint8_t)ck_random(ck);
+
+					/* No NaN, and small enough for a softmax that is not one-hot. */
+					((uint8_t *)m->cache[e].host)[(size_t)r * stride + d] =
+						v & 0xbf;
+				} else {
+					ck_put(&m->cache[e], s->cache_dtype, stride, r, d,
+					       ck_uniform(ck, -1, 1));
+				}
+		ck_buf_upload(ck, &m->cache[e]);
+		build_indices(ck, s, m, e, indices_stride);
+		m->rows[e] = ck_rows_new(ck, mm, q, o, s->entry[e].x_dtype, s->entry[e].y_dtype,
+					 false, 16 * e, 48 * e);
+		if (s->bad_rows) {
+			ck_put(&m->rows[e].x, s->entry[e].x_dtype, m->rows[e].dev.x_stride, 0,
+			       s->dim / 2, NAN);
+			ck_buf_upload(ck, &m->rows[e].x);
+		}
+		m->host_rows[e] = m->rows[e].host;
+		m->dev_rows[e] = m->rows[e].dev;
+		if (!s->no_lse) {
+			size_t bytes = (size_t)mm * s->heads * sizeof(float);
+
+			m->rows[e].heads = s->heads;
+			m->rows[e].lse = ck_buf_new(ck, bytes + 2 * CK_MARGIN);
+			m->rows[e].ref_lse = ck_alloc(bytes);
+		}
+		m->host_caches[e] = (struct exl3_mla_cache){.cache = m->cache[e].host,
+							    .indices = m->indices[e].host,
+							    .lse = m->rows[e].ref_lse,
+							    .scale = (float)(2 / sqrt(s->dim)),
+							    .kv_scale = s->kv_scale};
+		m->dev_caches[e] = m->host_caches[e];
+		m->dev_caches[e].cache = m->cache[e].dev;
+		m->dev_caches[e].indices = m->indices[e].dev;
+		if (!s->no_lse)
+			m->dev_caches[e].lse =
+				(float *)(void *)((char *)m->rows[e].lse.dev + CK_MARGIN);
+	}
+	m->host = (struct exl3_work){
+		.op = EXL3_OP_MLA_DECODE, .rows = m->host_rows, .nr_rows = s->nr_entries};
+	m->host.u.mla.caches = m->host_caches;
+	m->host.u.mla.geometry = (struct exl3_mla_geometry){.heads = s->heads,
+							    .dim = s->dim,
+							    .value_dim = s->value_dim,
+							    .topk = s->topk,
+							    .slots = SLOTS,
+							    .cache_stride = stride,
+							    .indices_stride = indices_stride,
+							    .cache_dtype = s->cache_dtype,
+							    .indices_dtype = s->indices_dtype};
+	m->dev = m->host;
+	m->dev.rows = m->dev_rows;
+	m->dev.u.mla.caches = m->dev_caches;
+}
+
+static void run_shape(struct ck *ck, const struct shape *s, const char *what)
+{
+	struct mla m;
+
+	ck_case_begin(ck,
+		      "mla %s: heads %u, dim %u, value %u, top %u, cache dtype %u, batch %u, o %u",
+		      what, s->heads, s->dim, s->value_dim, s->topk, s->cache_dtype, s->entry[0].m,
+		      s->entry[0].y_dtype);
+	build(ck, s, &m);
+	ck_check(ck, &m.host, &m.dev, m.rows);
+	for (int e = 0; e < ENTRIES; e++) {
+		ck_rows_free(&m.rows[e]);
+		ck_buf_free(&m.cache[e]);
+		ck_buf_free(&m.indices[e]);
+	}
+}
+
+void ck_mla(struct ck *ck)
+{
+	static const uint8_t cache[] = {EXL3_F16, EXL3_BF16, EXL3_E4M3};
+	static const uint8_t io[] = {EXL3_F32, EXL3_F16, EXL3_BF16};
+	static const uint32_t heads[] = {1, 2, 4, 5, 8, 9, 16, 128};
+	static const struct {
+		uint32_t dim, value_dim;
+	} size[] = {{16, 16}, {160, 128}, {576, 512}, {48, 32}, {640, 640}, {112, 16}};
+	static const uint32_t topk[] = {1, 3, 31, 32, 33, 64, 100};
+	int turns = ck->quick ? 16 : 72;
+
+	for (int i = 0; i < turns; i++) {
+		struct shape s = {.heads = heads[i % 8],
+				  .dim = size[i % 6].dim,
+				  .value_dim = size[i % 6].value_dim,
+				  .topk = topk[i % 7],
+				  .cache_dtype = cache[i % 3],
+				  .indices_dtype = i % 2 ? EXL3_I64 : EXL3_I32,
+				  .cache_gap = 16 * (uint32_t)(i % 4),
+				  .indices_gap = 16 * (uint32_t)(i % 3),
+				  .garbage = i % 5 > 1,
+				  .no_lse = i % 7 == 6,
+				  .kv_scale = i % 3 == 2 ? 0.4f : 1,
+				  .nr_entries = 1 + (i % 4 == 3),
+				  .entry = {{1 + (uint32_t)i % 4, io[i % 3], io[i / 3 % 3]},
+					    {3, io[i / 2 % 3], io[i / 4 % 3]}}};
+
+		if (s.heads == 128 && i > 16)
+			s.entry[0].m = 1;
+		run_shape(ck, &s, "shapes");
+		if (i % 8 == 5) {
+			s.bad_rows = true;
+			run_shape(ck, &s, "a query with NaN");
+		}
+	}
+}
