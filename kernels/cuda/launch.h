@@ -45,6 +45,8 @@ struct exl3_cuda_linear {
 	 * y...) in stored sizes, also where the other side comes from the table. */
 	bool x_private, y_private;
 	bool deterministic; /* split and order of summation depend on m and the shapes alone */
+	bool programmatic;  /* sm_90: start before the stream's last kernel has ended, wait inside */
+	uint8_t ablate;     /* bench only: parts of the work that a kernel leaves out, 0 = none */
 	void *ws;           /* device workspace; the first EXL3_CUDA_WS_ZERO bytes are zero before the
 	                     * first launch and are left zero by every launch */
 	size_t ws_bytes;
@@ -52,7 +54,7 @@ struct exl3_cuda_linear {
 	int device_cc;      /* 90 for compute capability 9.0 */
 };
 
-#define EXL3_CUDA_WS_ZERO (1u << 20)
+#define EXL3_CUDA_WS_ZERO (5u << 20)
 
 /* A variant: one line of the tables that the bench and checkkernel walk. */
 struct exl3_cuda_linear_kernel {

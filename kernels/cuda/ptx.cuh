@@ -14,7 +14,8 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-#define EXL3_DEV static __device__ __forceinline__
+#define EXL3_DEV        static __device__ __forceinline__
+#define EXL3_DEV_MEMBER __device__ __forceinline__
 
 namespace exl3
 {
@@ -84,7 +85,27 @@ static EXL3_HD uint32_t code_halves(uint32_t x)
 #endif
 }
 
-#ifdef __CUDACC__
+/* MULx2: both fp16 lanes. */
+static EXL3_HD uint32_t mul_f16x2(uint32_t a, uint32_t b)
+{
+#ifdef __CUDA_ARCH__
+	uint32_t d;
+
+	asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+	return d;
+#else
+	uint32_t d = 0;
+
+	for (int i = 0; i < 32; i += 16)
+		d |= (uint32_t)exl3_f64_to_f16((double)exl3_f16_to_f32((uint16_t)(a >> i)) *
+					       (double)exl3_f16_to_f32((uint16_t)(b >> i)))
+		     << i;
+	return d;
+#endif
+}
+
+/* tests/gpu/emulate.h runs device code on the CPU and brings its own versions of what follows. */
+#if defined(__CUDACC__) && !defined(EXL3_EMULATE)
 
 EXL3_DEV uint32_t smem_addr(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
@@ -109,6 +130,9 @@ EXL3_DEV void mma_u8s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint3
 		     : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
 		     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+
+/* IDP.4A, signed: c + sum of byte products. */
+EXL3_DEV int dp4a_signed(uint32_t a, uint32_t b, int c) { return __dp4a((int)a, (int)b, c); }
 
 /* ---- global and shared memory ---- */
 
@@ -224,6 +248,6 @@ EXL3_DEV void grid_wait()
 #endif
 }
 
-#endif /* __CUDACC__ */
+#endif /* __CUDACC__ && !EXL3_EMULATE */
 } /* namespace exl3 */
 #endif

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gemv.cu - table of the few-row linear kernels: picks the instance, lays out the work, launches.
+ *
+ * Shards of one bitrate and codebook go into one launch; others follow in the same stream. Whether the
+ * input transform is fused or shared depends on how much of it every block would have to repeat.
+ */
+#include "kernels/cuda/gemv_inst.cuh"
+
+#include <errno.h>
+
+namespace exl3
+{
+
+extern const gemv_instance gemv_rate_2[], gemv_rate_3[], gemv_rate_4[], gemv_rate_5[], gemv_rate_6[],
+	gemv_rate_7[], gemv_rate_8[], gemv_rate_10[], gemv_rate_12[], gemv_rate_14[], gemv_rate_16[];
+extern const gemv_instance gemv_tune[]; /* variants other than 0 */
+
+static const gemv_instance *const gemv_lists[] = {
+	gemv_rate_2, gemv_rate_3,  gemv_rate_4,	 gemv_rate_5,  gemv_rate_6,  gemv_rate_7,
+	gemv_rate_8, gemv_rate_10, gemv_rate_12, gemv_rate_14, gemv_rate_16, gemv_tune};
+
+enum gemv_mode { MODE_AUTO, MODE_FUSED, MODE_SHARED };
+
+/* Blocks of one SM share 227 KiB, of which each takes 1 KiB for the system. */
+static uint32_t gemv_smem_max(const gemv_instance *i) { return (228 / i->per_sm - 1) * 1024; }
+
+/* Shared image: one warp per 8 (block, token) pairs of a shard; blockIdx.y is the shard. */
+static __global__ void __launch_bounds__(128) gemv_image_kernel(const __grid_constant__ gemv_args a)
+{
+	grid_launch_dependents();
+	grid_wait();
+	if (!(a.ablate & ABLATE_TRANSFORM))
+		gemv_transform(a, a.shard[blockIdx.y].suh, 0, a.kt / 8,
+			       a.image + (size_t)blockIdx.y * a.kt * a.m * 8, NULL,
+			       blockIdx.x * 4 + (threadIdx.x >> 5), gridDim.x * 4);
+}
+
+struct gemv_plan {
+	const gemv_instance *inst;
+	uint32_t blocks;
+	uint32_t image_blocks; /* 0: shared */
+	uint32_t smem;
+};
+
+static const gemv_instance *gemv_find(const struct exl3_matrix *w, uint32_t m, int variant, bool bytes)
+{
+	const gemv_instance *best = NULL;
+
+	for (const gemv_instance *list : gemv_lists)
+		for (const gemv_instance *i = list; i->kernel; i++) {
+			if (i->rate2 != w->rate2 || i->codebook != w->codebook || i->variant != variant ||
+			    i->tokens < m || (i->form == FORM_BYTES && !bytes))
+				continue;
+			if (!best || i->tokens < best->tokens)
+				best = i;
+		}
+	return best;
+}
+
+static bool gemv_fits(const gemv_instance *i, uint32_t m, uint32_t image_blocks, uint32_t *smem)
+{
+	*smem = gemv_shared(i->warps, i->stages, i->item, i->row, i->red, m, image_blocks).total;
+	return *smem <= gemv_smem_max(i);
+}
+
+/*
+ * Shape of one launch over @strips strips. The transform of 8 rows of 128 takes a warp about as long as
+ * the decoding of 256 weights per lane; a shared image costs a launch, about 2 us of a block.
+ */
+static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matrix *w, uint32_t strips,
+		       int variant, enum gemv_mode mode, gemv_plan *ret)
+{
+	const uint32_t kt = w->k / 16, kb = kt / 8, positions = strips * kt;
+
+	for (int bytes = 1; bytes >= 0; bytes--) {
+		const gemv_instance *i = gemv_find(w, a->m, variant, bytes && mode != MODE_SHARED);
+
+		if (!i)
+			continue;
+		/* At least two steps per warp, and few blocks on one strip, so that its owner adds quickly. */
+		uint32_t blocks = (uint32_t)a->device_sms * i->per_sm;
+		const uint32_t nt = i->item / (16 * i->rate2), kg = i->warps * nt / 8;
+
+		if (blocks > positions / (2 * kg))
+			blocks = positions / (2 * kg);
+		if (blocks > strips * 24)
+			blocks = strips * 24;
+		if (!blocks)
+			blocks = 1;
+		uint32_t span = (positions + blocks - 1) / blocks / 8 + 2;
+
+		if (span > kb)
+			span = kb;
+		/* Steps of the transform that every block makes, against those of the whole image. */
+		const bool heavy = span * a->m > 8 * 8 * i->warps;
+
+		*ret = gemv_plan{i, blocks, span, 0};
+		if (mode == MODE_SHARED || (mode == MODE_AUTO && heavy && i->form != FORM_BYTES) ||
+		    !gemv_fits(i, a->m, span, &ret->smem)) {
+			if (i->form == FORM_BYTES || mode == MODE_FUSED)
+				continue;
+			ret->image_blocks = 0;
+			if (!gemv_fits(i, a->m, 0, &ret->smem))
+				continue;
+		}
+		return 0;
+	}
+	return -EOPNOTSUPP;
+}
+
+static size_t gemv_image_bytes(const struct exl3_cuda_linear *a)
+{
+	return (size_t)a->nr_shards * a->shard[0].k / 16 * a->m * 32;
+}
+
+/* Shards that are alike, from @from on, packed into one launch; @done marks them. */
+static uint32_t gemv_gather(const struct exl3_cuda_linear *a, uint32_t from, bool *done, gemv_args *g,
+			    uint32_t *strips)
+{
+	const struct exl3_matrix *first = &a->shard[from];
+	uint32_t base_log = 0, base_stored = 0, nr = 0;
+
+	*strips = 0;
+	for (uint32_t s = 0; s < a->nr_shards; s++) {
+		const struct exl3_matrix *w = &a->shard[s];
+
+		if (s >= from && !done[s] && w->rate2 == first->rate2 && w->codebook == first->codebook) {
+			g->shard[nr++] = gemv_shard{(const uint32_t *)w->trellis,
+						    (const __half *)w->suh,
+						    (const __half *)w->svh,
+						    (const float *)w->bias,
+						    *strips,
+						    w->n / 16,
+						    w->n_log,
+						    base_log,
+						    base_stored};
+			*strips += w->n / 128;
+			done[s] = true;
+		}
+		base_log += w->n_log;
+		base_stored += w->n;
+	}
+	return nr;
+}
+
+static bool gemv_supports(const struct exl3_cuda_linear *a, int variant, enum gemv_mode mode)
+{
+	bool done[EXL3_CUDA_SHARDS_MAX] = {};
+	gemv_args g;
+	gemv_plan plan;
+	uint32_t strips;
+
+	if (a->device_cc < 80 || a->m < 1 || a->m > 32 || a->nr_shards < 1 ||
+	    a->nr_shards > EXL3_CUDA_SHARDS_MAX)
+		return false;
+	for (uint32_t s = 0; s < a->nr_shards; s++) {
+		if (done[s])
+			continue;
+		gemv_gather(a, s, done, &g, &strips);
+		if (gemv_choose(a, &a->shard[s], strips, variant, mode, &plan))
+			return false;
+	}
+	return true;
+}
+
+static size_t gemv_ws_bytes(const struct exl3_cuda_linear *a)
+{
+	return EXL3_CUDA_WS_ZERO + gemv_image_bytes(a);
+}
+
+static cudaError_t gemv_launch_one(const void *kernel, dim3 grid, uint32_t threads, uint32_t smem,
+				   bool programmatic, gemv_args *g, cudaStream_t stream)
+{
+	cudaLaunchConfig_t cfg = {};
+	cudaLaunchAttribute attr = {};
+	void *params[] = {g};
+
+	attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	attr.val.programmaticStreamSerializationAllowed = 1;
+	cfg.gridDim = grid;
+	cfg.blockDim = dim3(threads);
+	cfg.dynamicSmemBytes = smem;
+	cfg.stream = stream;
+	cfg.attrs = &attr;
+	cfg.numAttrs = programmatic ? 1 : 0;
+	return cudaLaunchKernelExC(&cfg, kernel, params);
+}
+
+static int gemv_launch(const struct exl3_cuda_linear *a, int variant, enum gemv_mode mode,
+		       cudaStream_t stream)
+{
+	bool done[EXL3_CUDA_SHARDS_MAX] = {};
+	bool programmatic = a->programmatic && a->device_cc >= 90;
+
+	for (uint32_t s = 0; s < a->nr_shards; s++) {
+		gemv_args g = {};
+		gemv_plan p;
+		uint32_t strips;
+		cudaError_t e;
+
+		if (done[s])
+			continue;
+		g.nr_shards = gemv_gather(a, s, done, &g, &strips);
+		if (gemv_choose(a, &a->shard[s], strips, variant, mode, &p))
+			return -EOPNOTSUPP;
+		g.r = rows_of(a);
+		g.m = a->m;
+		g.kt = a->shard[s].k / 16;
+		g.positions = strips * g.kt;
+		g.image_blocks = p.image_blocks;
+		g.ablate = a->ablate;
+		g.slots = (uint32_t *)a->ws;
+		g.image = (uint32_t *)((char *)a->ws + EXL3_CUDA_WS_ZERO);
+		if ((size_t)p.blocks * a->m * 512 > EXL3_CUDA_WS_ZERO ||
+		    a->ws_bytes < EXL3_CUDA_WS_ZERO + (p.image_blocks ? 0 : gemv_image_bytes(a)))
+			return -ENOMEM;
+		if (!p.image_blocks) {
+			const uint32_t steps = (g.kt / 8 * a->m + 7) / 8;
+
+			e = gemv_launch_one((const void *)gemv_image_kernel,
+					    dim3((steps + 3) / 4, g.nr_shards), 128, 0, programmatic, &g,
+					    stream);
+			if (e != cudaSuccess)
+				return -EIO;
+			/* Inside the operation, the weights' first loads may overlap the transform. */
+			programmatic = a->device_cc >= 90;
+		}
+		e = cudaFuncSetAttribute((const void *)p.inst->kernel,
+					 cudaFuncAttributeMaxDynamicSharedMemorySize, (int)p.smem);
+		if (e == cudaSuccess)
+			e = gemv_launch_one((const void *)p.inst->kernel, dim3(p.blocks),
+					    p.inst->warps * 32u, p.smem, programmatic, &g, stream);
+		if (e != cudaSuccess)
+			return -EIO;
+		programmatic = a->programmatic && a->device_cc >= 90;
+	}
+	return 0;
+}
+
+} /* namespace exl3 */
+
+#define GEMV_KERNEL(NAME, VARIANT, MODE)                                                           \
+	{                                                                                          \
+		NAME,                                                                              \
+		[](const struct exl3_cuda_linear *a) {                                             \
+			return exl3::gemv_supports(a, VARIANT, exl3::MODE);                        \
+		},                                                                                 \
+		exl3::gemv_ws_bytes,                                                               \
+		[](const struct exl3_cuda_linear *a, cudaStream_t stream) {                        \
+			return exl3::gemv_launch(a, VARIANT, exl3::MODE, stream);                  \
+		},                                                                                 \
+	}
+
+extern "C" const struct exl3_cuda_linear_kernel exl3_cuda_gemv_kernels[] = {
+	GEMV_KERNEL("gemv", 0, MODE_AUTO),
+	GEMV_KERNEL("gemv_fused", 0, MODE_FUSED),
+	GEMV_KERNEL("gemv_shared", 0, MODE_SHARED),
+	GEMV_KERNEL("gemv_w16", 1, MODE_AUTO),
+	GEMV_KERNEL("gemv_nt8", 2, MODE_AUTO),
+	GEMV_KERNEL("gemv_w16x2", 3, MODE_AUTO),
+	GEMV_KERNEL("gemv_w12x2", 4, MODE_AUTO),
+	{},
+};

@@ -1,0 +1,684 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gemv.cuh - linear layer for few rows (m <= 32): one launch, or two where the input transform is shared.
+ *
+ *       y[m, n] = ((x * suh) Hk What Hn) * svh + bias, shards side by side
+ *
+ * The work is a flat list of positions, position = strip * (k / 16) + k-tile; a strip is 128 columns of
+ * one shard (one output Hadamard block), a position 128 columns x 16 rows of weights. Each block takes an
+ * equal, contiguous range of positions, whatever the shape, and walks it from its end to its start:
+ *
+ *       strips         |     s      |    s + 1   |
+ *       blocks         c-1 ] [    c     ] [ c+1
+ *                             ^ end of strip s: done last; c owns s and adds the sums of the others
+ *                                    ^ start of strip s + 1: done first, sums handed to its owner
+ *
+ *       warp (kg, half)   every KG-th position of the range, NT of the strip's 8 tiles
+ *       lane              A fragment of a tile from its bits (trellis.cuh), B fragment from the image of x
+ *
+ * Stages against time, per warp; no block barrier inside a strip:
+ *
+ *       cp.async      weights of step i + S - 1 (and B of that step when the image is in global memory)
+ *       decode, mma   step i
+ *
+ * The image of x, H(x * suh) / 8 as fp16: 8 words per token and 16 values of k in the order of the B
+ * fragment. Fused: each block makes the part that its range needs, in shared memory, while its first
+ * weights are on their way. Shared: a small kernel makes all of it in global memory, and the main
+ * kernel's ring brings it along with the weights (large m * k, where blocks would repeat the transform).
+ *
+ * Sums cross warps through shared memory, and blocks through words in global memory that carry their own
+ * flag: 0 is "not there yet", a value is stored with its bits inverted (no sum has the NaN pattern
+ * 0xffffffff), and the owner zeroes what it has read. The owner waits only for blocks with lower
+ * numbers, which start no later than it does, and adds in their order: same shapes, same bits.
+ */
+#ifndef EXL3_CUDA_GEMV_CUH
+#define EXL3_CUDA_GEMV_CUH
+
+#include "kernels/cuda/hadamard.cuh"
+#include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/trellis.cuh"
+
+namespace exl3
+{
+
+enum gemv_form {
+	FORM_DUP,    /* mcg, 3inst; m <= 8 */
+	FORM_PACKED, /* any */
+	FORM_BYTES,  /* mul1: int8, two columns per token (value = hi + lo / 254), m <= 4 * MG */
+};
+
+struct gemv_shard {
+	const uint32_t *trellis;
+	const __half *suh, *svh;
+	const float *bias; /* or NULL */
+	uint32_t strip;    /* first of it in the launch's list */
+	uint32_t nt;       /* n / 16 */
+	uint32_t n_log;
+	uint32_t base_log, base_stored; /* columns of y before it */
+};
+
+struct gemv_args {
+	gemv_shard shard[EXL3_CUDA_SHARDS_MAX];
+	rows r;
+	uint32_t nr_shards;
+	uint32_t m;
+	uint32_t kt;           /* k / 16 */
+	uint32_t positions;    /* of all shards */
+	uint32_t image_blocks; /* fused: 128-blocks of k that the image in shared memory holds; else 0 */
+	uint32_t ablate;       /* bench only: what is left out, enum gemv_ablate */
+	uint32_t *image;       /* shared: [shard][k / 16][m][8] words */
+	uint32_t *slots;       /* [block][m][128] handed-over sums */
+};
+
+enum gemv_ablate {
+	ABLATE_TRANSFORM = 1, /* the image is not made */
+	ABLATE_REDUCE = 2,    /* no sums across blocks, no output */
+	ABLATE_DECODE = 4,    /* weights are loaded, not used */
+};
+
+template <int RATE2_, int CB_, gemv_form FORM_, int MG_, int NT_, int WARPS_, int PER_SM_, int HX_>
+struct gemv_cfg {
+	static constexpr int RATE2 = RATE2_, CB = CB_, MG = MG_, NT = NT_, WARPS = WARPS_;
+	static constexpr int PER_SM = PER_SM_, HX = HX_;
+	static constexpr gemv_form FORM = FORM_;
+	static constexpr int HALVES = 8 / NT;         /* parts of a strip's columns */
+	static constexpr int KG     = WARPS / HALVES; /* positions in work at a time */
+	static constexpr int TOKENS = FORM == FORM_BYTES ? 4 * MG : 8 * MG;
+	static constexpr int ITEM   = NT * 16 * RATE2; /* bytes of weights of a warp's step */
+	static constexpr int FIT    = 96 * 1024 / (WARPS * PER_SM) / (ITEM + (FORM == FORM_BYTES ? 0 : 32 * TOKENS));
+	static constexpr int STAGES = FIT < 3 ? 3 : FIT > 8 ? 8 : FIT;
+	static constexpr int ROW    = NT * 16 + 4; /* floats: a warp's four quarters in different banks */
+	static constexpr int RED    = TOKENS < 16 ? TOKENS : 16; /* tokens reduced at a time */
+
+	static_assert(8 % NT == 0 && WARPS % HALVES == 0, "warps tile a strip");
+	static_assert(ITEM % 16 == 0, "copies of 16 bytes");
+	static_assert(FORM != FORM_DUP || MG == 1, "dup is for one group of columns");
+	static_assert(FORM != FORM_BYTES || CB == CB_MUL1, "bytes are a mul1 form");
+	static_assert(FORM != FORM_DUP || CB != CB_MUL1, "dup needs halves");
+};
+
+/* Shared memory of a block, in bytes; host and device agree through this alone. */
+struct gemv_layout {
+	uint32_t stage; /* of one warp */
+	uint32_t red, image, peak, total;
+};
+
+static EXL3_HD gemv_layout gemv_shared(uint32_t warps, uint32_t stages, uint32_t item, uint32_t row,
+				       uint32_t red_tokens, uint32_t m, uint32_t image_blocks)
+{
+	gemv_layout l;
+
+	l.stage = item + (image_blocks ? 0 : 32 * m);
+	l.red = warps * stages * l.stage;
+	l.image = l.red + warps * (m < red_tokens ? m : red_tokens) * row * 4;
+	l.peak = l.image + image_blocks * 8 * m * 32;
+	l.total = l.peak + 4 * 8;
+	return l;
+}
+
+/* First position of block @c of @blocks. */
+static EXL3_HD uint32_t gemv_begin(uint32_t positions, uint32_t c, uint32_t blocks)
+{
+	return (uint32_t)((uint64_t)positions * c / blocks);
+}
+
+#ifdef __CUDACC__
+
+EXL3_DEV int gemv_shard_of(const gemv_args &a, uint32_t strip)
+{
+	int s = 0;
+
+	for (uint32_t i = 1; i < a.nr_shards; i++)
+		if (strip >= a.shard[i].strip)
+			s = (int)i;
+	return s;
+}
+
+/*
+ * Makes rows of the image: blocks kb0 .. kb0 + nb - 1 (modulo kb) of k for all m tokens, 8 (block, token)
+ * pairs per step of a warp. Column c of the MMA is pair (c >> 1) + 4 * (c & 1): neighbours in the
+ * result's lanes are then 8 words apart, in different banks. @peak: bits of each token's largest |value|.
+ */
+EXL3_DEV void gemv_transform(const gemv_args &a, const __half *suh, uint32_t kb0, uint32_t nb,
+			     uint32_t *image, uint32_t *peak, uint32_t warp, uint32_t nr_warps)
+{
+	const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+	const uint32_t m = a.m, total = nb * m, kb = a.kt / 8;
+	uint32_t h[4];
+
+	had_matrix(lane, h);
+#pragma unroll 1
+	for (uint32_t r0 = warp * 8; r0 < total; r0 += nr_warps * 8) {
+		const uint32_t r = r0 + (g >> 1) + 4 * (g & 1);
+		uint4 x[4];
+		float d[8][4];
+
+		if (r < total) {
+			const uint32_t block = r / m;
+			const row_in src = row_source(a.r, r - block * m);
+			const uint32_t b = kb0 + block < kb ? kb0 + block : kb0 + block - kb;
+
+#pragma unroll
+			for (int c = 0; c < 4; c++) {
+				const uint32_t i = b * 128 + 32 * c + 8 * q;
+
+				x[c] = load_scaled(src, i, *(const uint4 *)(suh + i));
+			}
+		} else {
+#pragma unroll
+			for (int c = 0; c < 4; c++)
+				x[c] = make_uint4(0, 0, 0, 0);
+		}
+		__syncwarp();
+		had_rows(h, x, d);
+#pragma unroll
+		for (int odd = 0; odd < 2; odd++) {
+			const uint32_t ro = r0 + q + 4 * odd;
+
+			if (ro >= total)
+				continue;
+			const uint32_t block = ro / m, token = ro - block * m;
+			uint32_t *out = image + ((block * 8 + had_group(0, lane)) * m + token) * 8 +
+					had_word(0, lane);
+			uint32_t top = 0;
+
+#pragma unroll
+			for (int i = 0; i < 8; i++) {
+				const uint32_t v = had_pack(d[i], odd);
+
+				out[(i >> 1) * 16 * m + (i & 1) * 4] = v;
+				/* fp16 bits without the sign order like the values, NaN above all. */
+				top = max(top, max(v & 0x7fff, v >> 16 & 0x7fff));
+			}
+			if (peak)
+				atomicMax(peak + token, top);
+		}
+		__syncwarp();
+	}
+}
+
+/*
+ * fp16 image to int8 in place: the word pair of a lane quarter becomes its four hi and four lo bytes.
+ * @peak: fp16 bits of each token's largest |value|.
+ */
+EXL3_DEV void gemv_quantize(uint32_t *image, uint32_t pairs, uint32_t m, const uint32_t *peak)
+{
+	for (uint32_t i = threadIdx.x; i < pairs; i += blockDim.x) {
+		const uint2 v = ((const uint2 *)image)[i];
+		const float top = half_bits(peak[(i >> 2) % m]);
+		const float q = top * (1.0f / 127.0f), inv = top > 0.0f ? 127.0f / top : 0.0f;
+		const float fine = inv * 254.0f;
+		const uint32_t half[4] = {v.x & 0xffff, v.x >> 16, v.y & 0xffff, v.y >> 16};
+		uint32_t hi = 0, lo = 0;
+
+#pragma unroll
+		for (int j = 0; j < 4; j++) {
+			const float f = half_bits(half[j]);
+			const int ih = max(-127, min(127, __float2int_rn(f * inv)));
+			const int il = max(-127, min(127, __float2int_rn((f - q * (float)ih) * fine)));
+
+			hi |= (uint32_t)(ih & 255) << (8 * j);
+			lo |= (uint32_t)(il & 255) << (8 * j);
+		}
+		((uint2 *)image)[i] = make_uint2(hi, lo);
+	}
+}
+
+/* Four sums to another block, and from it. */
+EXL3_DEV uint32_t slot_bits(float v)
+{
+	const uint32_t b = ~__float_as_uint(v);
+
+	return b ? b : ~0x7fffffffu;
+}
+
+EXL3_DEV void slot_send(uint32_t *slot, const float (&v)[4])
+{
+	store_relaxed(slot, make_uint4(slot_bits(v[0]), slot_bits(v[1]), slot_bits(v[2]), slot_bits(v[3])));
+}
+
+EXL3_DEV void slot_add(uint32_t *slot, uint4 w, float (&v)[4])
+{
+	while (!w.x || !w.y || !w.z || !w.w)
+		w = load_relaxed(slot);
+	*(uint4 *)slot = make_uint4(0, 0, 0, 0);
+	v[0] += __uint_as_float(~w.x);
+	v[1] += __uint_as_float(~w.y);
+	v[2] += __uint_as_float(~w.z);
+	v[3] += __uint_as_float(~w.w);
+}
+
+template <class C>
+struct gemv_acc {
+	float f[C::FORM == FORM_BYTES ? 1 : C::NT][C::MG][4];
+	int i[C::FORM == FORM_BYTES ? C::NT : 1][C::MG][4];
+	int sum[C::MG]; /* bytes: of this lane's activations */
+};
+
+template <class C>
+EXL3_DEV void gemv_clear(gemv_acc<C> &acc)
+{
+#pragma unroll
+	for (int g = 0; g < C::MG; g++) {
+		acc.sum[g] = 0;
+#pragma unroll
+		for (int t = 0; t < C::NT; t++)
+#pragma unroll
+			for (int j = 0; j < 4; j++)
+				if constexpr (C::FORM == FORM_BYTES)
+					acc.i[t][g][j] = 0;
+				else
+					acc.f[t][g][j] = 0.0f;
+	}
+}
+
+/* One step: NT tiles at @tiles times the B image of their k-tile at @b (m tokens of 8 words). */
+template <class C>
+EXL3_DEV void gemv_step(const uint32_t *tiles, const uint32_t *b, uint32_t m, gemv_acc<C> &acc)
+{
+	const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+	uint32_t b0[C::MG], b1[C::MG], b2[C::MG], b3[C::MG];
+
+#pragma unroll
+	for (int j = 0; j < C::MG; j++) {
+		/* Columns beyond m repeat the last token; nobody reads them. */
+		if constexpr (C::FORM == FORM_BYTES) {
+			const uint32_t token = min((uint32_t)(j * 4 + (g >> 1)), m - 1);
+			const uint32_t w = b[token * 8 + 2 * q + (g & 1)];
+
+			acc.sum[j] = dp4a_signed(w, 0x01010101u, acc.sum[j]);
+			b0[j] = prmt(w, 0, 0x0000);
+			b1[j] = prmt(w, 0, 0x1111);
+			b2[j] = prmt(w, 0, 0x2222);
+			b3[j] = prmt(w, 0, 0x3333);
+		} else {
+			const uint32_t token = min((uint32_t)(j * 8 + g), m - 1);
+			const uint2 w = *(const uint2 *)(b + token * 8 + 2 * q);
+
+			if constexpr (C::FORM == FORM_DUP) {
+				b0[j] = prmt(w.x, 0, 0x1010);
+				b1[j] = prmt(w.x, 0, 0x3232);
+				b2[j] = prmt(w.y, 0, 0x1010);
+				b3[j] = prmt(w.y, 0, 0x3232);
+			} else {
+				b0[j] = w.x;
+				b1[j] = w.y;
+			}
+		}
+	}
+#pragma unroll
+	for (int t = 0; t < C::NT; t++) {
+		uint32_t v[run<C::RATE2>::NV];
+
+		load_run<C::RATE2>(tiles + t * run<C::RATE2>::WORDS, lane, v);
+		if constexpr (C::FORM == FORM_DUP) {
+			uint32_t r[8];
+
+			decode_dup<C::RATE2, C::CB, C::HX>(v, r);
+			mma_f16(acc.f[t][0], r[0], r[4], r[1], r[5], b0[0], b1[0]);
+			mma_f16(acc.f[t][0], r[2], r[6], r[3], r[7], b2[0], b3[0]);
+		} else if constexpr (C::FORM == FORM_BYTES) {
+			uint32_t r[8];
+
+			decode_bytes<C::RATE2, C::HX>(v, r);
+#pragma unroll
+			for (int j = 0; j < C::MG; j++) {
+				mma_u8s8(acc.i[t][j], r[0], r[4], r[1], r[5], b0[j], b1[j]);
+				mma_u8s8(acc.i[t][j], r[2], r[6], r[3], r[7], b2[j], b3[j]);
+			}
+		} else {
+			uint32_t r[4];
+
+			decode_packed<C::RATE2, C::CB, C::HX>(v, r);
+#pragma unroll
+			for (int j = 0; j < C::MG; j++)
+				mma_f16(acc.f[t][j], r[0], r[1], r[2], r[3], b0[j], b1[j]);
+		}
+	}
+}
+
+/* A warp's sums of tokens token0 .. token0 + RED - 1 into its part of shared memory. */
+template <class C>
+EXL3_DEV void gemv_flush(gemv_acc<C> &acc, float *red, int token0, uint32_t m, const uint32_t *peak)
+{
+	const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+
+#pragma unroll
+	for (int j = 0; j < C::MG; j++) {
+		if constexpr (C::FORM == FORM_BYTES) {
+			/* Columns 2q and 2q + 1 are hi and lo of token 4j + q. */
+			int sum = acc.sum[j];
+
+			sum += __shfl_xor_sync(~0u, sum, 1);
+			sum += __shfl_xor_sync(~0u, sum, 2);
+			const int sum_hi = __shfl_sync(~0u, sum, 8 * q);
+			const int sum_lo = __shfl_sync(~0u, sum, 8 * q + 4);
+			const uint32_t token = j * 4 + q;
+
+			if (token < m) {
+				const float unit = half_bits(peak[token]) * (1.0f / 127.0f);
+				const float hi = unit * MUL1_SCALE, lo = hi * (1.0f / 254.0f);
+				const float mean = unit * MUL1_MEAN *
+						   ((float)sum_hi + (float)sum_lo * (1.0f / 254.0f));
+
+#pragma unroll
+				for (int t = 0; t < C::NT; t++) {
+					const int(&c)[4] = acc.i[t][j];
+					float *out = red + token * C::ROW + t * 16 + g;
+
+					out[0] = (float)(c[0] - 510 * sum_hi) * hi +
+						 (float)(c[1] - 510 * sum_lo) * lo + mean;
+					out[8] = (float)(c[2] - 510 * sum_hi) * hi +
+						 (float)(c[3] - 510 * sum_lo) * lo + mean;
+				}
+			}
+		} else {
+			const uint32_t token = j * 8 + 2 * q;
+
+			if (j * 8 < token0 || j * 8 >= token0 + C::RED)
+				continue;
+#pragma unroll
+			for (int t = 0; t < C::NT; t++) {
+				const float(&c)[4] = acc.f[t][j];
+				float *out = red + (token - token0) * C::ROW + t * 16 + g;
+
+				if (token < m) {
+					out[0] = c[0];
+					out[8] = c[2];
+				}
+				if (token + 1 < m) {
+					out[C::ROW] = c[1];
+					out[C::ROW + 8] = c[3];
+				}
+			}
+		}
+	}
+}
+
+/* Output side of one token of a strip, by a warp; v: the strip's columns 4 * lane .. + 3. */
+EXL3_DEV void gemv_output(const gemv_args &a, const gemv_shard &s, uint32_t strip, uint32_t token,
+			  float (&v)[4])
+{
+	const uint32_t n = (strip - s.strip) * 128 + 4 * (threadIdx.x & 31);
+	const row_out out = row_target(a.r, token);
+	const uint2 h = *(const uint2 *)(s.svh + n);
+	float4 bias = make_float4(0, 0, 0, 0);
+
+	if (s.bias)
+		bias = *(const float4 *)(s.bias + n);
+	had_warp(v);
+	v[0] = v[0] * HAD_OUT_SCALE * half_bits(h.x & 0xffff) + bias.x;
+	v[1] = v[1] * HAD_OUT_SCALE * half_bits(h.x >> 16) + bias.y;
+	v[2] = v[2] * HAD_OUT_SCALE * half_bits(h.y & 0xffff) + bias.z;
+	v[3] = v[3] * HAD_OUT_SCALE * half_bits(h.y >> 16) + bias.w;
+	if (out.stored)
+		store_four(out, s.base_stored + n, s.base_stored + s.nt * 16, v);
+	else
+		store_four(out, s.base_log + n, s.base_log + s.n_log, v);
+}
+
+/*
+ * A strip's sums over all warps, then over blocks. @lo: where the block's part of the strip begins;
+ * @owner: the block's range reaches the end of the strip.
+ */
+template <class C>
+EXL3_DEV void gemv_reduce(const gemv_args &a, const gemv_shard &s, uint32_t strip, const float *red,
+			  uint32_t token0, uint32_t lo, bool owner)
+{
+	const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+	const uint32_t tokens = min(a.m - token0, (uint32_t)C::RED);
+	const uint32_t part = min(a.m, (uint32_t)C::RED) * C::ROW;
+	const uint32_t half = 4 * lane / (C::NT * 16), col = 4 * lane % (C::NT * 16);
+
+#pragma unroll 1
+	for (uint32_t t = warp; t < tokens; t += C::WARPS) {
+		float v[4] = {0, 0, 0, 0};
+
+#pragma unroll
+		for (int kg = 0; kg < C::KG; kg++) {
+			const float4 w =
+				*(const float4 *)(red + (kg * C::HALVES + half) * part + t * C::ROW + col);
+
+			v[0] += w.x;
+			v[1] += w.y;
+			v[2] += w.z;
+			v[3] += w.w;
+		}
+		if (a.ablate & ABLATE_REDUCE) {
+			if (v[0] == 1.2345f)
+				a.slots[0] = 0;
+			continue;
+		}
+		const uint32_t token = token0 + t;
+		uint32_t *slot = a.slots + token * 128 + 4 * lane;
+		const size_t stride = (size_t)a.m * 128;
+
+		if (!owner) {
+			slot_send(slot + blockIdx.x * stride, v);
+			continue;
+		}
+		/* Blocks below this one that hold earlier parts of the strip, in ascending order. */
+		const uint32_t first = strip * a.kt;
+
+		if (lo > first) {
+			uint32_t c = blockIdx.x - 1;
+
+			while (gemv_begin(a.positions, c, gridDim.x) > first)
+				c--;
+#pragma unroll 1
+			for (; c < blockIdx.x; c += 4) {
+				uint4 w[4];
+
+#pragma unroll
+				for (int i = 0; i < 4; i++)
+					if (c + i < blockIdx.x)
+						w[i] = load_relaxed(slot + (c + i) * stride);
+#pragma unroll
+				for (int i = 0; i < 4; i++)
+					if (c + i < blockIdx.x)
+						slot_add(slot + (c + i) * stride, w[i], v);
+			}
+		}
+		__syncwarp();
+		gemv_output(a, s, strip, token, v);
+	}
+}
+
+/* A warp's place in the list, walked downwards. */
+template <class C>
+struct gemv_cursor {
+	int left; /* positions from here down to the begin of the range; negative: past it */
+	uint32_t strip, kt;
+	const char *src; /* this lane's first 16 bytes of the tiles here */
+	size_t row;      /* bytes from k-tile to k-tile */
+	int shard;
+
+	EXL3_DEV_MEMBER void locate(const gemv_args &a, uint32_t half)
+	{
+		shard = gemv_shard_of(a, strip);
+		const gemv_shard &s = a.shard[shard];
+
+		row = (size_t)s.nt * (16 * C::RATE2);
+		src = (const char *)s.trellis + kt * row +
+		      ((strip - s.strip) * 8 + half * C::NT) * (16 * C::RATE2) + (threadIdx.x & 31) * 16;
+	}
+
+	EXL3_DEV_MEMBER void start(const gemv_args &a, uint32_t begin, int position, uint32_t half)
+	{
+		left = position - (int)begin;
+		if (left < 0)
+			return;
+		strip = (uint32_t)position / a.kt;
+		kt = (uint32_t)position - strip * a.kt;
+		locate(a, half);
+	}
+
+	EXL3_DEV_MEMBER void next(const gemv_args &a, uint32_t half)
+	{
+		left -= C::KG;
+		if (left < 0)
+			return;
+		if (kt >= C::KG) {
+			kt -= C::KG;
+			src -= C::KG * row;
+			return;
+		}
+		while (kt < C::KG) {
+			kt += a.kt;
+			strip--;
+		}
+		kt -= C::KG;
+		locate(a, half);
+	}
+};
+
+template <class C>
+__global__ void __launch_bounds__(C::WARPS * 32, C::PER_SM)
+	gemv_kernel(const __grid_constant__ gemv_args a)
+{
+	extern __shared__ __align__(128) char gemv_smem[];
+	const uint32_t m = a.m, b_bytes = m * 32;
+	const gemv_layout l = gemv_shared(C::WARPS, C::STAGES, C::ITEM, C::ROW, C::RED, m, a.image_blocks);
+	const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+	const uint32_t half = warp % C::HALVES, kg = warp / C::HALVES;
+	const uint32_t begin = gemv_begin(a.positions, blockIdx.x, gridDim.x);
+	const uint32_t end = gemv_begin(a.positions, blockIdx.x + 1, gridDim.x);
+	const bool fused = a.image_blocks != 0;
+	char *ring = gemv_smem + warp * C::STAGES * l.stage;
+	uint32_t *image = (uint32_t *)(gemv_smem + l.image);
+	uint32_t *peak = (uint32_t *)(gemv_smem + l.peak);
+	float *red = (float *)(gemv_smem + l.red);
+	const uint32_t red_part = min(m, (uint32_t)C::RED) * C::ROW;
+	gemv_cursor<C> in;
+	uint32_t slot_in = 0;
+
+	auto load_weights = [&] {
+		const uint32_t dst = smem_addr(ring + slot_in * l.stage) + lane * 16;
+
+#pragma unroll
+		for (uint32_t c = 0; c < C::ITEM / 16; c += 32)
+			if (c + 32 <= C::ITEM / 16 || c + lane < C::ITEM / 16)
+				cp_async16(dst + c * 16, in.src + c * 16);
+	};
+	auto load_b = [&](const gemv_cursor<C> &at, uint32_t slot) {
+		const uint32_t dst = smem_addr(ring + slot * l.stage + C::ITEM) + lane * 16;
+		const char *src = (const char *)a.image + ((size_t)at.shard * a.kt + at.kt) * b_bytes + lane * 16;
+
+#pragma unroll
+		for (uint32_t c = 0; c < C::TOKENS * 2; c += 32)
+			if (c + lane < m * 2)
+				cp_async16(dst + c * 16, src + c * 16);
+	};
+
+	/* Weights do not depend on earlier kernels, so they are asked for before anything is waited for. */
+	in.start(a, begin, (int)(end - 1 - kg), half);
+	gemv_cursor<C> now = in;
+#pragma unroll 1
+	for (int s = 0; s < C::STAGES - 1; s++) {
+		if (in.left >= 0)
+			load_weights();
+		slot_in++;
+		in.next(a, half);
+		if (fused)
+			cp_async_commit();
+	}
+	grid_wait();
+	if (!fused) {
+		gemv_cursor<C> at = now;
+
+#pragma unroll 1
+		for (int s = 0; s < C::STAGES - 1; s++) {
+			if (at.left >= 0)
+				load_b(at, s);
+			at.next(a, half);
+			cp_async_commit();
+		}
+	}
+
+	gemv_acc<C> acc;
+	uint32_t slot = 0, kb0 = 0;
+	int image_shard = -1;
+	bool flushed = false;
+
+#pragma unroll 1
+	for (uint32_t strip = (end - 1) / a.kt;; strip--) {
+		const uint32_t top = strip * a.kt;
+		const uint32_t lo = max(begin, top);
+		const int shard = gemv_shard_of(a, strip);
+
+		if (fused && shard != image_shard) {
+			/* The blocks of k that the rest of the range needs, or all of them. */
+			const uint32_t kb = a.kt / 8;
+			uint32_t nb = (min(end, top + a.kt) - 1) / 8 - begin / 8 + 1;
+
+			kb0 = begin / 8 % kb;
+			if (nb >= kb) {
+				kb0 = 0;
+				nb = kb;
+			}
+			if (C::FORM == FORM_BYTES) {
+				__syncthreads();
+				if (threadIdx.x < m)
+					peak[threadIdx.x] = 0;
+			}
+			__syncthreads();
+			if (!(a.ablate & ABLATE_TRANSFORM))
+				gemv_transform(a, a.shard[shard].suh, kb0, nb, image,
+					       C::FORM == FORM_BYTES ? peak : (uint32_t *)NULL, warp,
+					       C::WARPS);
+			__syncthreads();
+			if (C::FORM == FORM_BYTES) {
+				gemv_quantize(image, nb * 8 * m * 4, m, peak);
+				__syncthreads();
+			}
+			image_shard = shard;
+		}
+		gemv_clear<C>(acc);
+#pragma unroll 1
+		while (now.left >= (int)(lo - begin)) {
+			cp_async_wait<C::STAGES - 2>();
+			__syncwarp();
+			/* The slot of the step before is free: all lanes are past it. */
+			if (in.left >= 0) {
+				load_weights();
+				if (!fused)
+					load_b(in, slot_in);
+				in.next(a, half);
+			}
+			cp_async_commit();
+			slot_in = slot_in + 1 == C::STAGES ? 0 : slot_in + 1;
+
+			const uint32_t *tiles = (const uint32_t *)(ring + slot * l.stage);
+			const uint32_t *b = tiles + C::ITEM / 4;
+
+			if (fused) {
+				const uint32_t kb = now.kt >> 3;
+				const uint32_t at = kb >= kb0 ? kb - kb0 : kb + a.kt / 8 - kb0;
+
+				b = image + (at * 8 + (now.kt & 7)) * m * 8;
+			}
+			if (!(a.ablate & ABLATE_DECODE))
+				gemv_step<C>(tiles, b, m, acc);
+			slot = slot + 1 == C::STAGES ? 0 : slot + 1;
+			now.next(a, half);
+		}
+#pragma unroll
+		for (int token0 = 0; token0 < C::TOKENS; token0 += C::RED) {
+			if ((uint32_t)token0 >= m)
+				break;
+			if (flushed)
+				__syncthreads();
+			flushed = true;
+			gemv_flush<C>(acc, red + warp * red_part, token0, m, peak);
+			__syncthreads();
+			gemv_reduce<C>(a, a.shard[shard], strip, red, token0, lo, end >= top + a.kt);
+		}
+		if (lo == begin)
+			break;
+	}
+	grid_launch_dependents();
+}
+
+#endif /* __CUDACC__ */
+} /* namespace exl3 */
+#endif

@@ -1,0 +1,5 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gemv_r08.cu - few-row kernels for 4 bits. */
+#include "kernels/cuda/gemv_inst.cuh"
+
+EXL3_GEMV_WHOLE(8)

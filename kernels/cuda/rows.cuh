@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rows.cuh - where rows come from and go to: one operand or a row table, any dtype, padded columns.
+ *
+ * Kernels see a row's x as fp16 products x * suh, 8 at a time, and hand over y as floats, 4 at a time.
+ * Columns at and beyond the logical size are read as zero and not written, unless the row has stored
+ * sizes. x and y are 16-byte aligned; y's shards of logical sizes may start at any element.
+ */
+#ifndef EXL3_CUDA_ROWS_CUH
+#define EXL3_CUDA_ROWS_CUH
+
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
+
+#include <cuda_bf16.h>
+
+namespace exl3
+{
+
+/* The part of struct exl3_cuda_linear that says where rows are; a kernel parameter. */
+struct rows {
+	const struct exl3_cuda_row *table; /* NULL, or m rows, for the sides that are not private */
+	const char *x;
+	char *y;
+	uint32_t x_stride, y_stride; /* bytes */
+	uint32_t k, k_log;
+	uint8_t x_dtype, y_dtype;
+	bool x_table, y_table;
+	bool x_stored, y_stored;
+};
+
+static inline rows rows_of(const struct exl3_cuda_linear *a)
+{
+	rows r{};
+
+	r.table = a->table;
+	r.x = (const char *)a->x;
+	r.y = (char *)a->y;
+	r.x_stride = a->x_stride;
+	r.y_stride = a->y_stride;
+	r.k = a->shard[0].k;
+	r.k_log = a->shard[0].k_log;
+	r.x_dtype = a->x_dtype;
+	r.y_dtype = a->y_dtype;
+	r.x_table = a->table && !a->x_private;
+	r.y_table = a->table && !a->y_private;
+	r.x_stored = a->stored || a->x_private;
+	r.y_stored = a->stored || a->y_private;
+	return r;
+}
+
+#ifdef __CUDACC__
+
+struct row_in {
+	const char *x;
+	uint32_t limit; /* columns that exist */
+	uint32_t dtype;
+};
+
+struct row_out {
+	char *y;
+	uint32_t dtype;
+	bool stored;
+};
+
+EXL3_DEV row_in row_source(const rows &r, uint32_t token)
+{
+	row_in s;
+
+	if (r.x_table) {
+		const struct exl3_cuda_row *t = r.table + token;
+
+		s.x = (const char *)t->x;
+		s.limit = t->stored ? r.k : r.k_log;
+		s.dtype = t->x_dtype;
+	} else {
+		s.x = r.x + (size_t)token * r.x_stride;
+		s.limit = r.x_stored ? r.k : r.k_log;
+		s.dtype = r.x_dtype;
+	}
+	return s;
+}
+
+EXL3_DEV row_out row_target(const rows &r, uint32_t token)
+{
+	row_out t;
+
+	if (r.y_table) {
+		const struct exl3_cuda_row *e = r.table + token;
+
+		t.y = (char *)e->y;
+		t.dtype = e->y_dtype;
+		t.stored = e->stored;
+	} else {
+		t.y = r.y + (size_t)token * r.y_stride;
+		t.dtype = r.y_dtype;
+		t.stored = r.y_stored;
+	}
+	return t;
+}
+
+EXL3_DEV float half_bits(uint32_t b) { return __half2float(__ushort_as_half((unsigned short)b)); }
+EXL3_DEV float bf16_bits(uint32_t b) { return __uint_as_float(b << 16); }
+
+EXL3_DEV uint32_t pack_f16(float lo, float hi)
+{
+	__half2 h = __floats2half2_rn(lo, hi);
+
+	return *(uint32_t *)&h;
+}
+
+EXL3_DEV float load_one(const row_in &s, uint32_t i)
+{
+	if (i >= s.limit)
+		return 0.0f;
+	if (s.dtype == EXL3_F32)
+		return ((const float *)s.x)[i];
+	uint32_t b = ((const unsigned short *)s.x)[i];
+
+	return s.dtype == EXL3_F16 ? half_bits(b) : bf16_bits(b);
+}
+
+/* x[i..i+7] * suh as 8 fp16; @suh: 8 fp16, i a multiple of 8. */
+EXL3_DEV uint4 load_scaled(const row_in &s, uint32_t i, uint4 suh)
+{
+	uint4 r;
+
+	if (s.dtype == EXL3_F16 && i + 8 <= s.limit) {
+		uint4 x = *(const uint4 *)(s.x + (size_t)i * 2);
+
+		r.x = mul_f16x2(x.x, suh.x);
+		r.y = mul_f16x2(x.y, suh.y);
+		r.z = mul_f16x2(x.z, suh.z);
+		r.w = mul_f16x2(x.w, suh.w);
+		return r;
+	}
+	float x[8];
+
+	if (s.dtype == EXL3_BF16 && i + 8 <= s.limit) {
+		uint4 v = *(const uint4 *)(s.x + (size_t)i * 2);
+		const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+
+#pragma unroll
+		for (int j = 0; j < 4; j++) {
+			x[2 * j] = __uint_as_float(w[j] << 16);
+			x[2 * j + 1] = __uint_as_float(w[j] & 0xffff0000u);
+		}
+	} else if (s.dtype == EXL3_F32 && i + 8 <= s.limit) {
+		float4 a = *(const float4 *)(s.x + (size_t)i * 4);
+		float4 b = *(const float4 *)(s.x + (size_t)i * 4 + 16);
+
+		x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
+		x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+	} else {
+#pragma unroll 1
+		for (int j = 0; j < 8; j++) {
+			float one = load_one(s, i + j);
+
+#pragma unroll
+			for (int l = 0; l < 8; l++)
+				if (l == j)
+					x[l] = one;
+		}
+	}
+	const uint32_t h[4] = {suh.x, suh.y, suh.z, suh.w};
+	uint32_t o[4];
+
+#pragma unroll
+	for (int j = 0; j < 4; j++)
+		o[j] = pack_f16(x[2 * j] * half_bits(h[j] & 0xffff), x[2 * j + 1] * half_bits(h[j] >> 16));
+	return make_uint4(o[0], o[1], o[2], o[3]);
+}
+
+/* y[col..col+3] = v, as far as they lie below @end. */
+EXL3_DEV void store_four(const row_out &t, uint32_t col, uint32_t end, const float (&v)[4])
+{
+	if (t.dtype == EXL3_F32) {
+		float *p = (float *)t.y + col;
+
+		if (col + 4 <= end && !(col & 3)) {
+			*(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
+			return;
+		}
+#pragma unroll
+		for (int j = 0; j < 4; j++)
+			if (col + j < end)
+				p[j] = v[j];
+		return;
+	}
+	unsigned short h[4];
+
+#pragma unroll
+	for (int j = 0; j < 4; j++)
+		h[j] = t.dtype == EXL3_F16 ? __half_as_ushort(__float2half_rn(v[j]))
+					   : __bfloat16_as_ushort(__float2bfloat16_rn(v[j]));
+	unsigned short *p = (unsigned short *)t.y + col;
+
+	if (col + 4 <= end && !(col & 3)) {
+		*(uint2 *)p = make_uint2(h[0] | (uint32_t)h[1] << 16, h[2] | (uint32_t)h[3] << 16);
+		return;
+	}
+#pragma unroll
+	for (int j = 0; j < 4; j++)
+		if (col + j < end)
+			p[j] = h[j];
+}
+
+#endif /* __CUDACC__ */
+} /* namespace exl3 */
+#endif
