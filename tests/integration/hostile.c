@@ -278,7 +278,7 @@ static int cmd_garbage(const char *path, char **args)
 
 static int cmd_words(const char *path, char **args)
 {
-	static const uint32_t lies[] = {65, 1000, 0x80000000u, 0xffffffffu};
+	static const uint32_t lies[] = {65, 1000, 0x80000000u, 0xffffff00u};
 	struct victim v;
 
 	set_up(&v, path, args[0], args[1]);

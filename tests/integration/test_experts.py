@@ -37,9 +37,10 @@ def routed(experts, x, ids, weights, act="silu", limit=0.0):
 
 def run_moe(env, d, *args, model="tiny-deepseek"):
     out = env.path("y.npy")
-    text = d.ctl_ok("run", "moe", model, BLOCK, env.path("x.npy"), "--ids", env.path("ids.npy"),
-                    "--weights", env.path("w.npy"), "-o", out, *args)
-    return ref.npy_load(out), text
+    rc, _, err = d.ctl("run", "moe", model, BLOCK, env.path("x.npy"), "--ids", env.path("ids.npy"),
+                       "--weights", env.path("w.npy"), "-o", out, *args)
+    equal(rc, 0, f"run moe {args} ({err.strip()})")
+    return ref.npy_load(out), err
 
 
 def test_moe_routing(env):
@@ -55,8 +56,9 @@ def test_moe_routing(env):
         for weights_descr in ("<f4", "<f2"):
             ref.npy_save(env.path("ids.npy"), ids_descr, (4, 4), flat_ids)
             ref.npy_save(env.path("w.npy"), weights_descr, (4, 4), flat_weights)
-            (descr, shape, y), _ = run_moe(env, d)
+            (descr, shape, y), said = run_moe(env, d)
             equal((descr, shape), ("<f4", (4, 256)), "y")
+            check("2 invalid" in said, f"two invalid ids are not reported: {said}")
             near(y, want, "f4", f"ids {ids_descr}, weights {weights_descr}")
             check(not any(y[512:768]), "a row of holes is not zero")
 
@@ -70,8 +72,8 @@ def test_moe_activations(env):
     ref.npy_save(env.path("w.npy"), "<f4", (1, 4), weights)
     for act in ("silu", "gelu", "relu2_gated", "relu2", "swiglu_oai"):
         for limit in (0.0, 0.25):
-            if limit and act == "relu2":
-                continue  # a limit is defined for gated activations
+            if limit and act.startswith("relu2"):
+                continue  # a limit is defined for the others only
             args = ["--act", act] + (["--limit", str(limit)] if limit else [])
             (_, _, y), _ = run_moe(env, d, *args)
             near(y, routed(experts, x, ids, weights, act, limit), "f4", f"{act}, limit {limit}")
