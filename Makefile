@@ -223,6 +223,15 @@ $(BUILD)/bench/moe_cuda: bench/moe_cuda.cu $(BUILD)/libcuda_moe.a $(CUDA_HOST_OB
 $(BUILD)/bench/%_cuda: bench/%_cuda.cu $(CUDA_LINEAR) $(CUDA_HOST_OBJ) $(BUILD)/nvflags
 	$(call gpu_link)
 
+# Device code on the host: needs the CUDA headers, no GPU.
+CUDA_INC := $(firstword $(wildcard /usr/local/cuda/include $(dir $(NVCC))../include))
+GPU_HOST := $(if $(wildcard $(CUDA_INC)/cuda_fp16.h),$(wildcard tests/gpu/host_*.cc))
+$(BUILD)/tests/gpu/host_%: tests/gpu/host_%.cc $(wildcard kernels/cuda/*.cuh kernels/cuda/*.h tests/gpu/*.h)
+	$(call say,CXX,$<)
+	@mkdir -p $(@D)
+	$(Q)$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -Wno-attributes \
+		-DEXL3_EMULATE -I. -isystem $(CUDA_INC) -o $@ $<
+
 # ---- goals -----------------------------------------------------------------------------------
 deps: ## install the Debian packages that are missing (root or sudo), or say which
 	@tests/deps.sh
@@ -235,7 +244,7 @@ demo: ## install what is missing, build, and serve two small language models on 
 .PHONY: demo
 
 TESTS := $(UNIT:%.c=$(BUILD)/%) $(STRESS:%.c=$(BUILD)/%) $(HELPERS:%.c=$(BUILD)/%) \
-	$(if $(CHECKKERNEL),$(BUILD)/tests/checkkernel/checkkernel)
+	$(if $(CHECKKERNEL),$(BUILD)/tests/checkkernel/checkkernel) $(GPU_HOST:%.cc=$(BUILD)/%)
 tests: probe $(TESTS) ## build the tests
 .PHONY: tests
 

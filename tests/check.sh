@@ -56,6 +56,9 @@ build() { # LABEL ARGS...
 build plain
 run_dir plain build unit 120
 run_dir plain build stress 120
+for host in build/tests/gpu/host_*; do
+	[ ! -x "$host" ] || step 120 "device code on the host: ${host##*/}" "$host"
+done
 step 300 "kernels against the reference" build/tests/checkkernel/checkkernel --quick
 step 300 "integration" "${PYTHON:-python3}" tests/integration/run.py --build build
 step 240 "demo" tests/demo.sh build

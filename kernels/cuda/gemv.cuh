@@ -487,11 +487,11 @@ EXL3_DEV void gemv_reduce(const gemv_args &a, const gemv_shard &s, uint32_t stri
 /* A warp's place in the list, walked downwards. */
 template <class C>
 struct gemv_cursor {
-	int left; /* positions from here down to the begin of the range; negative: past it */
-	uint32_t strip, kt;
-	const char *src; /* this lane's first 16 bytes of the tiles here */
-	size_t row;      /* bytes from k-tile to k-tile */
-	int shard;
+	int left = -1; /* positions from here down to the begin of the range; negative: past it */
+	uint32_t strip = 0, kt = 0;
+	const char *src = NULL; /* this lane's first 16 bytes of the tiles here */
+	size_t row = 0;         /* bytes from k-tile to k-tile */
+	int shard = 0;
 
 	EXL3_DEV_MEMBER void locate(const gemv_args &a, uint32_t half)
 	{

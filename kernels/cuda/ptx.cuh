@@ -14,8 +14,10 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
+#ifndef EXL3_EMULATE
 #define EXL3_DEV        static __device__ __forceinline__
 #define EXL3_DEV_MEMBER __device__ __forceinline__
+#endif
 
 namespace exl3
 {
