@@ -370,6 +370,8 @@ int exl3_loader_run(const struct exl3_loader *loader, struct exl3_error *err)
 
 	if (rc == 0)
 		rc = stream(&r, err);
+	if (rc < 0)
+		loader->sync(loader->arg, NULL); /* copies under way read from our buffers */
 	r.stats.uring = r.uring;
 	run_fini(&r);
 	if (loader->stats)

@@ -179,12 +179,8 @@ static int take_in(struct exl3_model *m, struct exl3_plan *plan, struct exl3_err
 		return rc;
 	loader.arg = in;
 	rc = exl3_loader_run(&loader, err);
-	if (rc < 0) {
-		/* Copies that are under way read from buffers that go away now. */
-		m->ops->slab_sync(m->slab, NULL);
-	} else {
+	if (rc == 0)
 		exl3_intake_fingerprint(in, m->fingerprint);
-	}
 	exl3_intake_free(in);
 	return rc;
 }
