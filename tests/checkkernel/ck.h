@@ -24,7 +24,8 @@ struct ck {
 	size_t used; /* of the slab, by this case */
 	uint64_t random;
 	const char *only_kernel;
-	bool quick, verbose;
+	bool quick, tiny;
+	unsigned turn; /* cases asked for; tiny runs every fifth */
 	/* Bounds relative to the rms of the output, beyond half an ulp of its dtype. */
 	double tol_max, tol_rms;
 	uint64_t passed, failed, cases;
@@ -79,6 +80,8 @@ struct ck_rows ck_rows_new(struct ck *ck, uint32_t m, uint32_t x_width, uint32_t
 			   uint8_t x_dtype, uint8_t y_dtype, bool stored, uint32_t x_gap,
 			   uint32_t y_gap);
 void ck_rows_free(struct ck_rows *rows);
+/* Is this case left out? Asked once per case, before it is built. */
+bool ck_skip(struct ck *ck);
 void ck_case_begin(struct ck *ck, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* run.c: the oracle once, then every kernel of the table that supports the work. */

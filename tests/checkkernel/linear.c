@@ -92,6 +92,8 @@ static void run_shape(struct ck *ck, const struct shape *s, const char *what)
 {
 	struct linear l;
 
+	if (ck_skip(ck))
+		return;
 	ck_case_begin(ck, "linear %s: k %u, %u shards, n %u, bits %g cb %d, m %u, dtypes %u>%u%s",
 		      what, s->k_log, s->nr_shards, s->shard[0].n_log, s->shard[0].rate2 / 2.0,
 		      s->shard[0].codebook, s->entry[0].m, s->entry[0].x_dtype, s->entry[0].y_dtype,

@@ -160,6 +160,8 @@ static void run_shape(struct ck *ck, const struct shape *s, const char *what)
 	double tol_max = ck->tol_max, tol_rms = ck->tol_rms;
 	struct moe m;
 
+	if (ck_skip(ck))
+		return;
 	ck_case_begin(ck, "%s %s: act %d, limit %g, hidden %u, inter %u, m %u, top %u%s%s",
 		      s->op == EXL3_OP_MOE ? "moe" : "mlp", what, s->act, (double)s->limit,
 		      s->hidden, s->inter, s->entry[0].m, s->entry[0].topk,
