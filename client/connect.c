@@ -195,7 +195,7 @@ int exl3_connect(const char *path, const char *name, struct exl3_client **ret)
 	e = hello(c, name ? name : program_invocation_short_name);
 	if (e < 0)
 		return e;
-	e = exl3_watch_start(c);
+	e = exl3_watcher_start(c);
 	if (e < 0)
 		return e;
 	*ret = exl3_take_ptr(&c);
@@ -211,7 +211,7 @@ struct exl3_client *exl3_close(struct exl3_client *c)
 	/* In a child the watcher does not exist and a lock may be held for ever: close our copies of the
 	 * fds, which the parent does not notice, and let go of the memory. */
 	if (!exl3_client_forked(c))
-		exl3_watch_stop(c);
+		exl3_watcher_stop(c);
 	for (o = c->objects; o; o = next) {
 		next = o->next;
 		o->drop(o);

@@ -134,10 +134,10 @@ const char *exl3_client_path(const char *path);
 
 /* ---- watch.c ---- */
 
-int exl3_watch_start(struct exl3_client *c);
-void exl3_watch_stop(struct exl3_client *c);
-void exl3_watch_add(struct exl3_channel *ch);
-void exl3_watch_remove(struct exl3_channel *ch);
+int exl3_watcher_start(struct exl3_client *c);
+void exl3_watcher_stop(struct exl3_client *c);
+void exl3_watcher_add(struct exl3_channel *ch);
+void exl3_watcher_remove(struct exl3_channel *ch);
 /* The worker is gone, or has broken the protocol: nothing is sent to it any more. */
 void exl3_client_lost(struct exl3_client *c);
 

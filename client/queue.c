@@ -87,7 +87,7 @@ int exl3_channel_new(struct exl3_client *c, uint32_t entries, struct exl3_channe
 		return e;
 	}
 	exl3_object_add(c, &ch->obj, channel_drop);
-	exl3_watch_add(ch);
+	exl3_watcher_add(ch);
 	*ret = exl3_take_ptr(&ch);
 	return 0;
 }
@@ -96,7 +96,7 @@ struct exl3_channel *exl3_channel_free(struct exl3_channel *ch)
 {
 	if (!ch || exl3_client_forked(ch->obj.client))
 		return NULL;
-	exl3_watch_remove(ch);
+	exl3_watcher_remove(ch);
 	exl3_object_remove(&ch->obj);
 	tell_close(ch->obj.client, ch->id);
 	channel_drop(&ch->obj);

@@ -127,7 +127,7 @@ static void *watch(void *arg)
 	return NULL;
 }
 
-int exl3_watch_start(struct exl3_client *c)
+int exl3_watcher_start(struct exl3_client *c)
 {
 	sigset_t all, old;
 	int e;
@@ -146,7 +146,7 @@ int exl3_watch_start(struct exl3_client *c)
 	return 0;
 }
 
-void exl3_watch_stop(struct exl3_client *c)
+void exl3_watcher_stop(struct exl3_client *c)
 {
 	if (!c->watching)
 		return;
@@ -156,7 +156,7 @@ void exl3_watch_stop(struct exl3_client *c)
 	c->watching = false;
 }
 
-void exl3_watch_add(struct exl3_channel *ch)
+void exl3_watcher_add(struct exl3_channel *ch)
 {
 	struct exl3_client *c = ch->obj.client;
 
@@ -170,7 +170,7 @@ void exl3_watch_add(struct exl3_channel *ch)
 	poke(c);
 }
 
-void exl3_watch_remove(struct exl3_channel *ch)
+void exl3_watcher_remove(struct exl3_channel *ch)
 {
 	struct exl3_client *c = ch->obj.client;
 

@@ -264,7 +264,7 @@ static int channel_init(struct exl3_channel *ch, const struct exl3_channel_optio
 	return rc < 0 ? exl3_errf(err, rc, "channel: out of memory") : 0;
 }
 
-int exl3_channel_new(struct exl3_dispatch *d, const struct exl3_channel_options *opt,
+int exl3_channel_open(struct exl3_dispatch *d, const struct exl3_channel_options *opt,
 		     struct exl3_channel **ret, int fds[3], struct exl3_error *err)
 {
 	struct exl3_channel *ch = calloc(1, sizeof(*ch));

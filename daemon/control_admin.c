@@ -59,6 +59,8 @@ int exl3_verb_drain(struct exl3_call *c)
 
 /* ---- status ---- */
 
+#define SKIPPED_SHOWN 16u /* reasons per model of what was left out */
+
 static int fill_backends(const struct exl3_worker *w, Exl3__StatusReply *s)
 {
 	s->backends = exl3_call_alloc(w->nr_backends * sizeof(s->backends[0]));
@@ -88,6 +90,8 @@ static int fill_device(const struct exl3_worker *w, Exl3__StatusReply *s)
 
 static int fill_models(const struct exl3_worker *w, Exl3__StatusReply *s)
 {
+	size_t bytes = 0;
+
 	s->models = exl3_call_alloc((w->models.nr + 1) * sizeof(s->models[0]));
 	if (!s->models)
 		return -ENOMEM;
@@ -96,11 +100,12 @@ static int fill_models(const struct exl3_worker *w, Exl3__StatusReply *s)
 
 		if (!reg->model)
 			continue;
-		if (exl3_model_message(reg, 0, &m) < 0)
+		if (exl3_model_message(reg, SKIPPED_SHOWN, &m) < 0)
 			return -ENOMEM;
 		s->weight_bytes += m->weight_bytes;
-		/* Many models with long paths: the list of models is paged, this one ends early. */
-		if (s->n_models < 64)
+		/* The list of models is paged, this one ends early when there are very many. */
+		bytes += exl3__model__get_packed_size(m) + 8;
+		if (bytes < EXL3_PAGE_BYTES)
 			s->models[s->n_models++] = m;
 	}
 	return 0;
@@ -125,6 +130,7 @@ int exl3_verb_status(struct exl3_call *c)
 	s->errors = counters->errors;
 	s->supervisor_pid = (int32_t)w->supervisor;
 	s->worker_pid = (int32_t)getpid();
+	s->syscalls = exl3_loop_syscalls(w->loop);
 	if (fill_device(w, s) < 0 || fill_backends(w, s) < 0 || fill_models(w, s) < 0)
 		return exl3_call_nomem(c);
 	c->reply->body_case = EXL3__REPLY__BODY_STATUS;

@@ -8,6 +8,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#define ARENA_BYTES_MAX \
+	(1ull << 46) /* a reference has 48 bits of offset; sums stay far from overflow */
+
 /* ---- channels ---- */
 
 int exl3_verb_create_channel(struct exl3_call *c)
@@ -41,7 +44,7 @@ int exl3_verb_create_channel(struct exl3_call *c)
 	while (peer->channels[slot])
 		slot++;
 	opt.channel = slot + 1;
-	rc = exl3_channel_new(w->dispatch, &opt, &peer->channels[slot], c->fds, &c->err);
+	rc = exl3_channel_open(w->dispatch, &opt, &peer->channels[slot], c->fds, &c->err);
 	if (rc < 0)
 		return rc;
 	peer->nr_channels++;
@@ -154,14 +157,18 @@ int exl3_verb_create_arena(struct exl3_call *c)
 	uint64_t bytes = c->req->create_arena->bytes, max = c->w->cfg->arena_max;
 	struct exl3_arena_job *a;
 
-	if (bytes == 0 || bytes > 1ull << 46)
-		return exl3_errf(&c->err, -EINVAL, "arena: %llu bytes", (unsigned long long)bytes);
-	bytes = (bytes + 4095) & ~4095ull;
+	if (bytes == 0)
+		return exl3_errf(&c->err, -EINVAL, "arena: it needs a size");
 	if (max && (peer->arena_bytes > max || bytes > max - peer->arena_bytes))
 		return exl3_errf(&c->err, -EDQUOT,
 				 "arena: %llu bytes wanted, %llu held, %llu allowed (arena-max)",
 				 (unsigned long long)bytes, (unsigned long long)peer->arena_bytes,
 				 (unsigned long long)max);
+	if (bytes > ARENA_BYTES_MAX)
+		return exl3_errf(&c->err, -ENOMEM,
+				 "arena: %llu bytes are more than any machine has",
+				 (unsigned long long)bytes);
+	bytes = (bytes + 4095) & ~4095ull;
 	if (peer->nr_buffers >= EXL3_BUFFERS_MAX)
 		return exl3_errf(&c->err, -EDQUOT, "a client may have %u buffers",
 				 EXL3_BUFFERS_MAX);

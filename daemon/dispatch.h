@@ -70,12 +70,12 @@ struct exl3_channel_options {
 };
 
 /**
- * exl3_channel_new() - a ring pair with its wake-ups.
+ * exl3_channel_open() - a ring pair with its wake-ups.
  * @fds: the client's: segment (borrowed from the channel), kick eventfd (likewise), notification
  *       socket (the caller's to close once it was sent).
  * Returns 0, -EINVAL, -ENOMEM, -EMFILE.
  */
-int exl3_channel_new(struct exl3_dispatch *d, const struct exl3_channel_options *opt,
+int exl3_channel_open(struct exl3_dispatch *d, const struct exl3_channel_options *opt,
 		     struct exl3_channel **ret, int fds[3], struct exl3_error *err);
 /* Queued requests are dropped, running ones finish unseen; freed after the last of them. */
 struct exl3_channel *exl3_channel_close(struct exl3_channel *ch);
