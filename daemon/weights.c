@@ -112,26 +112,31 @@ static uint64_t memory_available(void)
 }
 
 /* Nothing has been moved yet: refuse what cannot fit, with both figures. */
-static int check_memory(const struct exl3_model *m, const struct exl3_plan *plan,
-			struct exl3_error *err)
+static int check_device_memory(const struct exl3_model *m, uint64_t need, struct exl3_error *err)
 {
 	struct exl3_dev_info info = {0};
-	uint64_t host = memory_available(), need = plan->tensor_bytes;
 
 	m->ops->info(m->dev, &info);
-	if (plan->slab_bytes > info.memory_free)
-		return exl3_errf(err, -ENOMEM,
-				 "needs %" PRIu64 " bytes for weights, the device has %" PRIu64
-				 " of %" PRIu64 " free (other models hold %" PRIu64
-				 ", arenas %" PRIu64 ")",
-				 plan->slab_bytes, info.memory_free, info.memory_total,
-				 info.slab_bytes, info.arena_bytes);
-	if (need > host)
-		return exl3_errf(err, -ENOMEM,
-				 "needs %" PRIu64 " bytes for unquantized tensors, %" PRIu64
-				 " of this machine's memory are free",
-				 need, host);
-	return 0;
+	if (need <= info.memory_free)
+		return 0;
+	return exl3_errf(err, -ENOMEM,
+			 "needs %" PRIu64 " bytes for weights, the device has %" PRIu64
+			 " of %" PRIu64 " free (models hold %" PRIu64 ", arenas %" PRIu64 ")",
+			 need, info.memory_free, info.memory_total, info.slab_bytes,
+			 info.arena_bytes);
+}
+
+/* After the slab, which may be of the same memory. */
+static int check_host_memory(uint64_t need, struct exl3_error *err)
+{
+	uint64_t available = memory_available();
+
+	if (need <= available)
+		return 0;
+	return exl3_errf(err, -ENOMEM,
+			 "needs %" PRIu64 " bytes for unquantized tensors, the machine has %" PRIu64
+			 " available",
+			 need, available);
 }
 
 static int tensor_file_new(uint64_t bytes, int *ret, struct exl3_error *err)
@@ -205,12 +210,14 @@ static void set_addresses(struct exl3_model *m)
 static int load_plan(struct exl3_model *m, const struct exl3_modelconf *conf,
 		     struct exl3_plan *plan, struct exl3_error *err)
 {
-	int rc = check_memory(m, plan, err);
+	int rc = check_device_memory(m, plan->slab_bytes, err);
 
 	/* A checkpoint of which nothing is supported still has a (tiny) slab. */
 	if (rc == 0)
 		rc = m->ops->slab_new(m->dev, plan->slab_bytes ? plan->slab_bytes : EXL3_SLAB_ALIGN,
 				      &m->slab, err);
+	if (rc == 0)
+		rc = check_host_memory(plan->tensor_bytes, err);
 	if (rc == 0)
 		rc = tensor_file_new(plan->tensor_bytes, &m->tensor_fd, err);
 	if (rc == 0)
