@@ -169,7 +169,11 @@ struct writer {
 static void flush_line(struct writer *w, uint32_t n)
 {
 	char out[sizeof(w->line) + 64];
-	int len = snprintf(out, sizeof(out), "[%.40s] %.*s\n", w->label, (int)n, w->line);
+	int len;
+
+	while (n && w->line[n - 1] == ' ')
+		n--;
+	len = snprintf(out, sizeof(out), "[%.40s] %.*s\n", w->label, (int)n, w->line);
 
 	if (write(STDOUT_FILENO, out, (size_t)len) != len)
 		ex_die("cannot write: %s", strerror(errno));

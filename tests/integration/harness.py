@@ -12,6 +12,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 TESTS = os.path.dirname(HERE)
 MODELS = os.path.join(TESTS, "models")
+BACKEND = "cpu"  # run.py sets it
 WAIT = 60.0  # seconds for anything that should happen at once, on a slow machine under a sanitizer
 
 

@@ -109,6 +109,7 @@ static void set_up(struct state *s, const char *path, const char *model, const c
 static void prep_moe(struct state *s, struct exl3_sqe *sqe)
 {
 	sqe->op = EXL3_OP_MOE;
+	sqe->flags = EXL3_DETERMINISTIC;
 	sqe->x_dtype = sqe->y_dtype = EXL3_F32;
 	sqe->module = s->moe;
 	sqe->rows = ROWS;
@@ -124,6 +125,7 @@ static void prep_moe(struct state *s, struct exl3_sqe *sqe)
 static void prep_mla(struct state *s, struct exl3_sqe *sqe)
 {
 	sqe->op = EXL3_OP_MLA_DECODE;
+	sqe->flags = EXL3_DETERMINISTIC;
 	sqe->x_dtype = sqe->y_dtype = EXL3_F32;
 	sqe->module = s->mla;
 	sqe->rows = ROWS;

@@ -276,6 +276,7 @@ static inline void raw_linear(struct exl3_sqe *sqe, uint32_t module, exl3_ref x,
 			      uint32_t rows, uint64_t user_data)
 {
 	sqe->op = EXL3_OP_LINEAR;
+	sqe->flags = EXL3_DETERMINISTIC; /* results are compared bit for bit */
 	sqe->x_dtype = sqe->y_dtype = EXL3_F32;
 	sqe->module = module;
 	sqe->rows = rows;

@@ -60,6 +60,7 @@ def main():
     parser.add_argument("--list", action="store_true", help="only print the names")
     args = parser.parse_args()
 
+    harness.BACKEND = args.backend
     chosen = list(scenarios(args.k))
     if args.list:
         print("\n".join(label for label, _ in chosen))

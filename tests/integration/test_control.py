@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every verb of exl3ctl: text, --json, exit statuses."""
-import json
 import os
 import signal
 import subprocess
@@ -8,6 +7,7 @@ import time
 
 import exl3ref as ref
 from harness import Skipped, WAIT, check, equal, wait_for
+from test_linear import near, wave
 
 
 def test_status(env):
@@ -26,13 +26,9 @@ def test_status(env):
         check(word in text, f"status does not say {word}: {text}")
 
 
-def models_of(reply):
-    return reply["models"] if isinstance(reply, dict) else reply
-
-
 def test_models(env):
     d = env.shared()
-    by_name = {m["name"]: m for m in models_of(d.json("models"))}
+    by_name = {m["name"]: m for m in d.json("models")["models"]}
     equal(sorted(by_name), ["layers", "tiny-deepseek", "tiny-llama"], "models")
     for name, m in by_name.items():
         equal(m["state"], "ready", name)
@@ -48,13 +44,9 @@ def test_models(env):
     check(all(name in text for name in by_name), f"models: {text}")
 
 
-def modules_of(reply):
-    return reply["modules"] if isinstance(reply, dict) else reply
-
-
 def test_modules(env):
     d = env.shared()
-    modules = {(m["name"], m["kind"]): m for m in modules_of(d.json("modules", "layers"))}
+    modules = {(m["name"], m["kind"]): m for m in d.json("modules", "layers")["modules"]}
     singles = [m for (name, _), m in modules.items() if name.startswith("k")]
     equal(len(singles), 24, "single layers")
     for bits in range(1, 9):
@@ -63,7 +55,7 @@ def test_modules(env):
             equal((m["k"], m["n"]), (256, 384), m["name"])
             shard = m["shards"][0]
             equal((shard["rate2"], shard["codebook"]), (2 * bits, i), f"{m['name']}: bitrate and codebook")
-    names = {m["name"]: m for m in modules_of(d.json("modules", "tiny-deepseek"))}
+    names = {m["name"]: m for m in d.json("modules", "tiny-deepseek")["modules"]}
     padded = names["model.layers.0.self_attn.kv_a_proj_with_mqa"]
     equal((padded["n"], padded["n_logical"]), (256, 160), "padded module: both sizes")
     text = d.ctl_ok("modules", "tiny-deepseek")
@@ -89,19 +81,71 @@ def test_version(env):
     d = env.shared()
     text = d.ctl_ok("version")
     check(d.status()["daemon_version"] in text, f"version: {text}")
+    rc, out, err = env.run(env.program("exl3ctl"), "--socket", "/nonexistent", "version", "--client")
+    check(rc == 0 and out.strip(), f"version --client without a daemon: {rc} {out}{err}")
+
+
+def test_tensors(env):
+    d = env.shared()
+    listed = {t["name"]: t for t in d.json("tensors", "tiny-deepseek")["tensors"]}
+    folder = env.model("tiny-deepseek")
+    files = ref.load(*(os.path.join(folder, f"model-0000{i}-of-00002.safetensors") for i in (1, 2)))
+    quantized = ("trellis", "suh", "svh", "mul1", "mcg")
+    want = {n: t for n, t in files.items() if n.rsplit(".", 1)[1] not in quantized}
+    equal(sorted(listed), sorted(want), "tensors that are not quantized")
+    for name, t in want.items():
+        got = listed[name]
+        equal((got["dtype"], [int(v) for v in got["shape"]], int(got["bytes"])), (t.dtype, t.shape, len(t.data)), name)
+
+
+def test_kernels(env):
+    """Each kernel for linear layers that can run here gives the same layer."""
+    d = env.shared()
+    names = [k for k in d.json("kernels")["names"] if k.startswith("linear")]
+    check(len(names) >= 2, f"kernels: {names}")
+    matrix = ref.Matrix(ref.load(os.path.join(env.model("layers"), "layers.safetensors")), "k3.3inst")
+    x = wave(5 * 256, 15)
+    ref.npy_save(env.path("kx.npy"), "<f4", (5, 256), x)
+    ran = 0
+    for name in names:
+        rc, _, err = d.ctl("run", "linear", "layers", "k3.3inst", env.path("kx.npy"), "-o", env.path("ky.npy"),
+                           "--kernel", name)
+        check(rc in (0, 3), f"--kernel {name}: status {rc}, {err}")
+        if rc == 0:
+            near(ref.npy_load(env.path("ky.npy"))[2], [v for r in ref.rows_of(x, 256) for v in matrix.apply(r)], "f4", name)
+            ran += 1
+    check(ran >= 2, f"only {ran} of {names} ran")
+    rc, _, err = d.ctl("run", "linear", "layers", "k3.3inst", env.path("kx.npy"), "-o", env.path("ky.npy"), "--kernel",
+                       "nonesuch")
+    check(rc in (2, 3) and "nonesuch" in err, f"--kernel nonesuch: status {rc}, {err}")
+
+
+def test_doctor(env):
+    """Finds nothing wrong with a daemon that serves; says so when there is none."""
+    d = env.shared()
+    rc, out, err = d.ctl("doctor")
+    check(rc == 0 and out.strip(), f"doctor: status {rc}, {out}{err}")
+    rc, out, err = env.run(env.program("exl3ctl"), "--socket", "/nonexistent/socket", "doctor")
+    check(rc != 0 and "/nonexistent" in out + err, f"doctor without a daemon: status {rc}, {out}{err}")
+
+
+def test_top(env):
+    d = env.shared()
+    out = d.ctl_ok("top", "--interval", "0.2", "--count", "2")
+    check(len(out.splitlines()) >= 2, f"top: {out}")
 
 
 def test_ps(env):
     d = env.shared()
     client = env.spawn(env.program("examples/tiny_llama"), "--socket", d.sock, "generate", "--prompt", "The", "--tokens",
-                       "480", "--temperature", "1", "--label", "shown by ps", stdout=subprocess.PIPE,
+                       "480", "--temperature", "1", "--label", "shown by ps", stdout=subprocess.DEVNULL,
                        stderr=subprocess.DEVNULL)
-    client.stdout.read(20)
-    reply = d.json("ps")
-    clients = reply["clients"] if isinstance(reply, dict) else reply
-    mine = [c for c in clients if c["pid"] == client.pid]
-    equal(len(mine), 1, f"clients with pid {client.pid} in {clients}")
-    c = mine[0]
+
+    def mine():
+        return [c for c in d.json("ps")["clients"] if c["pid"] == client.pid and c["requests"]]
+    wait_for(mine, "a client that has sent requests")
+    equal(len(mine()), 1, f"clients with pid {client.pid}")
+    c = mine()[0]
     equal((c["name"], c["uid"], c["channels"]), ("shown by ps", os.getuid(), 1), "ps")
     check(c["requests"] > 0 and c["rows"] > 0 and c["arena_bytes"] > 0 and c["errors"] == 0, f"ps: {c}")
     check("shown by ps" in d.ctl_ok("ps"), "ps does not show the client's name")
@@ -185,9 +229,7 @@ def test_daemon_dies_during_a_request(env):
 
 
 def has_channel(d):
-    reply = json.loads(d.ctl_ok("ps", "--json"))
-    clients = reply["clients"] if isinstance(reply, dict) else reply
-    return any(c["channels"] for c in clients)
+    return any(c["channels"] for c in d.json("ps")["clients"])
 
 
 def test_only_administrators_change(env):

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers through exl3ctl against the independent reference: bitrates, codebooks, types, orders, padding."""
 import exl3ref as ref
+import harness
 from harness import check, equal
 
-# Of the rms of y. f32 differs from the reference by its order of summation; f16 and bf16 outputs round.
+# Largest and rms difference, of the rms of y. The cpu backend's f32 differs from the reference by its order of
+# summation; 16-bit outputs round; the cuda backend multiplies 16-bit numbers.
 TOL = {"f4": (2e-4, 2e-5), "f2": (5e-3, 1e-3), "bf16": (2e-2, 4e-3)}
 
 
 def near(got, want, kind, what):
     largest, rms = ref.relative_errors(got, want)
-    check(largest <= TOL[kind][0] and rms <= TOL[kind][1], f"{what}: differs by {largest:.2e} (rms {rms:.2e})")
+    tol = TOL["f2" if kind == "f4" and harness.BACKEND != "cpu" else kind]
+    check(largest <= tol[0] and rms <= tol[1], f"{what}: differs by {largest:.2e} (rms {rms:.2e})")
 
 
 def wave(n, seed=0):
@@ -145,7 +148,7 @@ def test_padded_output(env):
 
 
 def test_fused_groups_equal_single_matrices(env):
-    """Bit for bit, in every layer of tiny-llama: bitrates and codebooks differ inside the groups."""
+    """Bit for bit on the cpu, in every layer of tiny-llama: bitrates and codebooks differ inside the groups."""
     d = env.shared()
     ref.npy_save(env.path("x1.npy"), "<f4", (1, 384), wave(384, 4))
     ref.npy_save(env.path("x5.npy"), "<f2", (5, 384), wave(5 * 384, 5))
@@ -161,4 +164,7 @@ def test_fused_groups_equal_single_matrices(env):
                     singles.append(ref.rows_of(y, n))
                 want = [v for r in range(rows) for s in singles for v in s[r]]
                 equal(width * rows, len(want), f"{name}: size")
-                check(got == want, f"{name}, {rows} rows: not the bits of the single matrices")
+                if env.backend == "cpu":
+                    check(got == want, f"{name}, {rows} rows: not the bits of the single matrices")
+                else:
+                    near(got, want, "f4", f"{name}, {rows} rows")
