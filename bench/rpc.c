@@ -20,6 +20,7 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -116,7 +117,7 @@ static pid_t daemon_start(const struct options *o, const char *spin_us)
 	if (pid < 0)
 		die("fork: %m");
 	if (pid == 0) {
-		setpgid(0, 0);
+		prctl(PR_SET_PDEATHSIG, SIGTERM); /* it spins: must not outlive us */
 		if (o->model) {
 			snprintf(model, sizeof(model), "bench=%s", o->model);
 			execl(o->daemon, o->daemon, "--socket", o->socket, "--backend", "cpu",
@@ -254,8 +255,10 @@ static void spawn(const struct options *o, unsigned nr, bool linear, uint64_t sp
 		pids[i] = fork();
 		if (pids[i] < 0)
 			die("fork: %m");
-		if (pids[i] == 0)
+		if (pids[i] == 0) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
 			_exit(client_main(o, i, linear, spin_ns));
+		}
 	}
 	while (__atomic_load_n(&shared->ready, __ATOMIC_SEQ_CST) < nr)
 		usleep(1000);
