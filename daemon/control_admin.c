@@ -130,7 +130,7 @@ int exl3_verb_status(struct exl3_call *c)
 	s->errors = counters->errors;
 	s->supervisor_pid = (int32_t)w->supervisor;
 	s->worker_pid = (int32_t)getpid();
-	s->syscalls = exl3_loop_syscalls(w->loop);
+	s->syscalls = exl3_loop_syscalls(w->loop) + exl3_dispatch_syscalls(w->dispatch);
 	if (fill_device(w, s) < 0 || fill_backends(w, s) < 0 || fill_models(w, s) < 0)
 		return exl3_call_nomem(c);
 	c->reply->body_case = EXL3__REPLY__BODY_STATUS;

@@ -440,3 +440,8 @@ uint32_t exl3_dispatch_channels(const struct exl3_dispatch *d)
 {
 	return d->nr_channels;
 }
+
+uint64_t exl3_dispatch_syscalls(const struct exl3_dispatch *d)
+{
+	return d->syscalls;
+}

@@ -55,6 +55,8 @@ bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns);
 bool exl3_dispatch_may_sleep(struct exl3_dispatch *d, uint64_t now_ns, uint64_t *until_ns);
 
 const struct exl3_counters *exl3_dispatch_counters(const struct exl3_dispatch *d);
+/* System calls made to wake clients that sleep. */
+uint64_t exl3_dispatch_syscalls(const struct exl3_dispatch *d);
 /* Not freed yet: those that clients have, and closed ones with work on the device. */
 uint32_t exl3_dispatch_channels(const struct exl3_dispatch *d);
 
@@ -76,7 +78,7 @@ struct exl3_channel_options {
  * Returns 0, -EINVAL, -ENOMEM, -EMFILE.
  */
 int exl3_channel_open(struct exl3_dispatch *d, const struct exl3_channel_options *opt,
-		     struct exl3_channel **ret, int fds[3], struct exl3_error *err);
+		      struct exl3_channel **ret, int fds[3], struct exl3_error *err);
 /* Queued requests are dropped, running ones finish unseen; freed after the last of them. */
 struct exl3_channel *exl3_channel_close(struct exl3_channel *ch);
 uint64_t exl3_channel_bytes(const struct exl3_channel *ch);

@@ -99,6 +99,8 @@ static void on_model(void *arg, struct exl3_registered *reg, enum exl3_models_ev
 		/* Whoever started us asked for this model: no service without it. */
 		w->status = EXL3_WORKER_REFUSED;
 		w->stop = true;
+	} else if (event == EXL3_MODELS_FAILED && !reg->at_start) {
+		exl3_worker_tell(w, EXL3_SUP_REMOVED, reg->name); /* not to be tried again */
 	}
 	exl3_control_model_event(w, reg, event);
 	check_ready(w);
