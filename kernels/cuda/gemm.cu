@@ -56,11 +56,12 @@ int gemm_start(const struct exl3_cuda_linear *a, const gemm_plan &p, cudaStream_
 	in.k = a->shard[0].k;
 	in.k_log = a->shard[0].k_log;
 	in.tn = p.tn;
-	in.table = a->table;
+	in.table = a->x_private ? nullptr : a->table;
 	in.x = a->x;
 	in.x_stride = a->x_stride;
 	in.x_dtype = a->x_dtype;
-	in.stored = a->stored;
+	in.stored = a->stored || a->x_private;
+	in.programmatic = a->programmatic && a->device_cc >= 90;
 	in.image = (uint8_t *)a->ws + p.image_offset;
 	in.image_bytes = p.image_bytes;
 	in.row_scale = (float *)((uint8_t *)a->ws + p.scale_offset);
@@ -135,11 +136,11 @@ bool gemm_next_group(const struct exl3_cuda_linear *a, const gemm_plan &p, uint3
 	g.image = ws + p.image_offset;
 	g.image_bytes = p.image_bytes;
 	g.row_scale = (const float *)(ws + p.scale_offset);
-	g.table = a->table;
+	g.table = a->y_private ? nullptr : a->table;
 	g.y = a->y;
 	g.y_stride = a->y_stride;
 	g.y_dtype = a->y_dtype;
-	g.stored = a->stored;
+	g.stored = a->stored || a->y_private;
 	g.partial = (float *)(ws + p.partial_offset);
 	g.arrived = (uint32_t *)ws;
 	schedule(g, p.blocks, step);

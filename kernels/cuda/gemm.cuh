@@ -54,11 +54,11 @@ struct gemm_args {
 	const uint8_t *image;
 	size_t image_bytes;            /* one image */
 	const float *row_scale;        /* [image][m_tiles * TN]: what the image was divided by */
-	const struct exl3_cuda_row *table;
+	const struct exl3_cuda_row *table; /* of y, or NULL */
 	void *y;
 	uint32_t y_stride;
 	uint8_t y_dtype;
-	bool stored;
+	bool stored;                   /* y without table has stored sizes */
 	float *partial;                /* [2 * blocks][128 * TN] */
 	uint32_t *arrived;             /* zero before and after every launch */
 	uint32_t rounds;               /* whole tiles per block */
@@ -177,6 +177,15 @@ template <int TN> struct gemm_epilogue {
 template <int THREADS> static __device__ __forceinline__ void epilogue_sync()
 {
 	asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+}
+
+/* Counts an arrival: writes before it are seen by whoever counts later. */
+static __device__ __forceinline__ uint32_t arrive_acq_rel(uint32_t *p)
+{
+	uint32_t old;
+
+	asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(old) : "l"(p) : "memory");
+	return old;
 }
 
 /* 16-byte units of a token are permuted so that both the writes by fragment and the reads by row use all banks. */
@@ -328,20 +337,17 @@ static __device__ __forceinline__ void gemm_finish(const gemm_args &a, gemm_epil
 			for (int i = 0; i < TN / 8; i++)
 				__stcg(out + i * 256, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2],
 								  d[4 * i + 3]));
-			__threadfence();
 		}
+		/* Release and acquire by one thread cover the others through the barriers around them. */
 		epilogue_sync<THREADS>();
 		if (warp == 0 && lane == 0) {
-			e.order = atomicAdd(arrived, 1u);
-			if (e.order == seg.parts - 1) {
+			e.order = arrive_acq_rel(arrived);
+			if (e.order == seg.parts - 1)
 				*arrived = 0;
-				__threadfence();
-			}
 		}
 		epilogue_sync<THREADS>();
 		if (e.order != seg.parts - 1)
 			return;
-		__threadfence();
 		if (lead) {
 			if (seg.parts > 2) {
 #pragma unroll
@@ -412,11 +418,12 @@ struct gemm_input {
 	uint32_t m, m_pad; /* rows up to m_pad become zero */
 	uint32_t k, k_log;
 	uint32_t tn;
-	const struct exl3_cuda_row *table;
+	const struct exl3_cuda_row *table; /* of x, or NULL */
 	const void *x;
 	uint32_t x_stride;
 	uint8_t x_dtype;
 	bool stored;
+	bool programmatic; /* launch before the stream's last kernel has ended */
 	uint8_t *image;
 	size_t image_bytes;
 	float *row_scale; /* [image][m_pad] */

@@ -272,7 +272,7 @@ bool exl3_gemm_f16_supports(const struct exl3_cuda_linear *a)
 	const uint32_t es = a->y_dtype == EXL3_F32 ? 4 : 2;
 	bool found;
 
-	if (a->device_cc < 80 || a->m < exl3::M_MIN || a->table || a->x_dtype == EXL3_F32 ||
+	if (a->device_cc < 80 || a->m < exl3::M_MIN || (a->table && !(a->x_private && a->y_private)) || a->x_dtype == EXL3_F32 ||
 	    (a->y_dtype != EXL3_F32 && a->y_dtype != a->x_dtype))
 		return false;
 	if (a->x_stride % 2 || a->y_stride % es)
@@ -309,7 +309,8 @@ int exl3_gemm_f16_launch(const struct exl3_cuda_linear *a, cudaStream_t stream)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < a->nr_shards; i++) {
 		const struct exl3_matrix &m = a->shard[i];
-		const uint32_t n = a->stored ? m.n : m.n_log, k = a->stored ? m.k : m.k_log;
+		const uint32_t n = a->stored || a->y_private ? m.n : m.n_log;
+		const uint32_t k = a->stored || a->x_private ? m.k : m.k_log;
 		int r = exl3::unpack(m, a->x_dtype == EXL3_BF16, w, stream);
 
 		if (r < 0)

@@ -137,6 +137,7 @@ __global__ void __launch_bounds__(THREADS) gemm_input_kernel(const __grid_consta
 	float v[ITER][16] = {};
 	float largest = 0.0f;
 
+	grid_wait();
 	grid_launch_dependents();
 	if (row < in.m) {
 		const void *x;
@@ -202,19 +203,29 @@ __global__ void __launch_bounds__(THREADS) gemm_input_kernel(const __grid_consta
 int gemm_input_launch(const gemm_input &in, cudaStream_t stream)
 {
 	const uint32_t lanes = in.k / 16; /* 8 per block of 128 */
-	const dim3 grid(in.m_pad, in.nr_images);
+	const uint32_t iter = lanes <= 512 ? 1 : lanes <= 1024 ? 2 : 4;
+	cudaLaunchAttribute attr = {};
+	cudaLaunchConfig_t cfg = {};
+	cudaError_t err;
 
 	if (in.k > GEMM_K_MAX)
 		return -EOPNOTSUPP;
-	if (lanes <= 512)
-		gemm_input_kernel<1, 512><<<grid, (lanes + 31) / 32 * 32, 0, stream>>>(in);
-	else if (lanes <= 1024)
-		gemm_input_kernel<2, 512><<<grid, (lanes / 2 + 31) / 32 * 32, 0, stream>>>(in);
+	attr.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	attr.val.programmaticStreamSerializationAllowed = 1;
+	cfg.gridDim = dim3(in.m_pad, in.nr_images);
+	cfg.blockDim = dim3((lanes / iter + 31) / 32 * 32);
+	cfg.stream = stream;
+	cfg.attrs = &attr;
+	cfg.numAttrs = in.programmatic ? 1 : 0;
+	if (iter == 1)
+		err = cudaLaunchKernelEx(&cfg, gemm_input_kernel<1, 512>, in);
+	else if (iter == 2)
+		err = cudaLaunchKernelEx(&cfg, gemm_input_kernel<2, 512>, in);
 	else if (lanes <= 2048)
-		gemm_input_kernel<4, 512><<<grid, (lanes / 4 + 31) / 32 * 32, 0, stream>>>(in);
+		err = cudaLaunchKernelEx(&cfg, gemm_input_kernel<4, 512>, in);
 	else
-		gemm_input_kernel<4, 1024><<<grid, (lanes / 4 + 31) / 32 * 32, 0, stream>>>(in);
-	return cudaPeekAtLastError() == cudaSuccess ? 0 : -EIO;
+		err = cudaLaunchKernelEx(&cfg, gemm_input_kernel<4, 1024>, in);
+	return err == cudaSuccess ? 0 : -EIO;
 }
 
 } // namespace exl3

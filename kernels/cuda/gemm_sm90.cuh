@@ -43,14 +43,13 @@ template <int RATE2, int TN, int WK, int BLOCKS> struct gemm_shape {
 	static constexpr int STAGE     = (X_BYTES + W_BYTES + 1023) / 1024 * 1024;
 	/* 227 KB per block, 228 KB per SM, 1 KB reserved per block. */
 	static constexpr int BUDGET = (228 * 1024 / BLOCKS - 1024) / 1024 * 1024;
-	static constexpr int FIXED  = 1024 + (int)sizeof(gemm_epilogue<TN>);
+	static constexpr int FIXED  = (int)sizeof(gemm_epilogue<TN>);
 	static constexpr int FIT    = (BUDGET - FIXED - 256) / STAGE;
 	static constexpr int STAGES = FIT > 12 ? 12 : FIT;
-	static constexpr int BYTES  = FIXED + STAGES * STAGE + 16 * STAGES;
+	static constexpr int BYTES  = FIXED + STAGES * STAGE + 16 * STAGES + 8;
 
 	static_assert(STAGES >= 3, "too little shared memory for a pipeline");
 	static_assert(TN * 128 % 1024 == 0, "a wgmma operand begins at a multiple of 1024 bytes");
-	static_assert(ROWS <= 31, "one lane of the producer per trellis row, one for X");
 };
 
 /*
@@ -81,11 +80,20 @@ static __device__ __forceinline__ void decode_a(const uint32_t (&v)[run<RATE2>::
 	a[3] = pair_select<CB>(w[6], w[7]);
 }
 
-template <class S> static __device__ __forceinline__ void
-gemm_produce(const gemm_args &a, uint8_t *stages, uint32_t full, uint32_t empty, int lane)
+/* One lane of a converged warp, always the same; the compiler knows that it is only one. */
+static __device__ __forceinline__ bool elect_one()
 {
-	const uint64_t policy = policy_evict_first();
-	const uint32_t base = smem_addr(stages);
+	uint32_t p;
+
+	asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(p));
+	return p;
+}
+
+/* One thread. Addresses are the same for all lanes, so copies issue from uniform registers back to back. */
+template <class S>
+static __device__ __forceinline__ void gemm_produce(const gemm_args &a, uint32_t base, uint32_t full,
+						    uint32_t empty)
+{
 	gemm_segment seg;
 	uint32_t strip, mt;
 
@@ -93,7 +101,7 @@ gemm_produce(const gemm_args &a, uint8_t *stages, uint32_t full, uint32_t empty,
 #pragma unroll 1
 	for (int round = 0; round < 2; round++) {
 		gemm_walk walk = walk_begin(a, blockIdx.x);
-		uint32_t it = 0;
+		uint32_t it = 0, s = 0, parity = 1;
 
 		if (round == 1)
 			grid_wait();
@@ -102,14 +110,13 @@ gemm_produce(const gemm_args &a, uint8_t *stages, uint32_t full, uint32_t empty,
 			const gemm_shard &sh = a.shard[shard_of(a, strip)];
 			const size_t row_bytes = (size_t)sh.tiles_n * (S::ROW_BYTES / 8);
 			const char *w = (const char *)sh.trellis +
-					(size_t)(strip - sh.strip0) * S::ROW_BYTES + lane * row_bytes;
+					(size_t)(strip - sh.strip0) * S::ROW_BYTES +
+					(size_t)seg.begin * S::ROWS * row_bytes;
 			const uint8_t *x = a.image + sh.image * a.image_bytes +
-					   (size_t)mt * (a.k / 64) * (S::X_BYTES / (S::STEP / 64));
+					   (size_t)mt * (a.k / 64) * (S::X_BYTES / (S::STEP / 64)) +
+					   (size_t)seg.begin * S::X_BYTES;
 
-			if (round == 0 && it >= S::STAGES)
-				break;
 			for (uint32_t step = seg.begin; step < seg.end; step++, it++) {
-				const uint32_t s = it % S::STAGES;
 				const uint32_t bar = full + 8 * s;
 				const uint32_t to = base + s * S::STAGE;
 				const bool early = it < S::STAGES;
@@ -118,18 +125,24 @@ gemm_produce(const gemm_args &a, uint8_t *stages, uint32_t full, uint32_t empty,
 					break;
 				if (early == (round == 0)) {
 					if (!early)
-						mbar_wait(empty + 8 * s, (it / S::STAGES - 1) & 1);
-					if (lane == 0)
-						mbar_expect(bar, S::X_BYTES + S::W_BYTES);
-					__syncwarp();
-					if (lane < S::ROWS)
-						bulk_load_hint(to + S::X_BYTES + lane * S::ROW_BYTES,
-							       w + (size_t)step * S::ROWS * row_bytes,
-							       S::ROW_BYTES, bar, policy);
+						mbar_wait(empty + 8 * s, parity);
+					mbar_expect(bar, S::X_BYTES + S::W_BYTES);
+#pragma unroll
+					for (int r = 0; r < S::ROWS; r++)
+						bulk_load(to + S::X_BYTES + r * S::ROW_BYTES, w + r * row_bytes,
+							  S::ROW_BYTES, bar);
 				}
-				if (round == 1 && lane == S::ROWS)
-					bulk_load(to, x + (size_t)step * S::X_BYTES, S::X_BYTES, bar);
+				if (round == 1)
+					bulk_load(to, x, S::X_BYTES, bar);
+				w += S::ROWS * row_bytes;
+				x += S::X_BYTES;
+				if (++s == S::STAGES) {
+					s = 0;
+					parity ^= 1;
+				}
 			}
+			if (round == 0 && it >= S::STAGES)
+				break;
 		}
 	}
 }
@@ -140,8 +153,7 @@ __global__ void __launch_bounds__((gemm_shape<RATE2, TN, WK, BLOCKS>::THREADS), 
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 	using S = gemm_shape<RATE2, TN, WK, BLOCKS>;
-	extern __shared__ uint8_t raw[];
-	uint8_t *stages = (uint8_t *)(((uintptr_t)raw + 1023) & ~(uintptr_t)1023);
+	extern __shared__ __align__(1024) uint8_t stages[];
 	gemm_epilogue<TN> &e = *(gemm_epilogue<TN> *)(stages + S::STAGES * S::STAGE);
 	/* 8-byte words behind the epilogue's: full[STAGES], empty[STAGES]. */
 	const uint32_t full = (smem_addr(&e) + (uint32_t)sizeof(e) + 7) & ~7u;
@@ -159,8 +171,8 @@ __global__ void __launch_bounds__((gemm_shape<RATE2, TN, WK, BLOCKS>::THREADS), 
 
 	if (warp >= S::CONSUMERS) {
 		asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::REGS_PRODUCER));
-		if (warp == S::CONSUMERS)
-			gemm_produce<S>(a, stages, full, empty, lane);
+		if (warp == S::CONSUMERS && elect_one())
+			gemm_produce<S>(a, smem_addr(stages), full, empty);
 		return;
 	}
 	asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::REGS_CONSUMER));
