@@ -360,18 +360,19 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 					bound, err);
 			}
 		}
-		if (!sweep)
+		if (!sweep || batch == 2 || batch == 8)
 			continue;
-		static const uint32_t splits[][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {5, 1}, {8, 1}, {16, 1},
-						     {4, 2}, {8, 2}, {8, 4}, {8, 8}, {8, 16}, {16, 2}, {16, 4},
-						     {16, 8}, {4, 8}, {4, 16}, {4, 32}, {1, 16}, {1, 32}, {2, 32}};
+		static const uint32_t splits[][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {5, 1}, {6, 1}, {7, 1},
+						     {8, 1}, {16, 1}, {4, 2}, {7, 2}, {8, 2}, {4, 4}, {5, 4},
+						     {7, 4}, {8, 4}, {16, 2}, {16, 4}, {4, 8}, {7, 8}, {8, 8},
+						     {4, 16}, {7, 16}, {8, 16}, {1, 16}, {2, 16}};
 		const uint64_t items = (uint64_t)batch * ((c.heads + 15) / 16);
 		const auto sweep_one = [&](const char *name, auto launch) {
 			fprintf(stderr, "  sweep %-18s", name);
 			for (const auto &s : splits) {
 				const uint64_t ctas = items * s[0] * s[1];
 
-				if (ctas > 300 || (ctas < 30 && ctas < items * 16))
+				if (ctas > (uint64_t)sms || (ctas < (uint64_t)sms / 4 && ctas < items * 16))
 					continue;
 				fprintf(stderr, " %ux%u:%.2f", s[0], s[1],
 					time_kernel(name, launch, c, op, batch, s[0], s[1]));
@@ -482,7 +483,7 @@ int main(int argc, char **argv)
 	const std::vector<uint32_t> batches = {1, 2, 4, 8, 16, 32, 64, 128};
 
 	bench({16, 576, 512, EXL3_BF16, false, TOPK}, batches, sweep);
-	bench({16, 512, 512, EXL3_BF16, false, TOPK}, batches, sweep);
+	bench({16, 512, 512, EXL3_BF16, false, TOPK}, batches, false);
 	bench({16, 576, 512, EXL3_E4M3, false, TOPK}, batches, sweep);
 	bench({16, 512, 512, EXL3_E4M3, false, TOPK}, batches, false);
 	bench({16, 576, 512, EXL3_BF16, true, TOPK}, batches, false);

@@ -2,13 +2,15 @@
 /*
  * mla.cu - sparse MLA decode: which variant, how many CTAs a query, and the launch.
  *
- * The split: a CTA costs its keys plus a start (index and first row: about 64 keys' worth of reading
- * at full HBM rate) plus what merging adds. plan() takes the cheapest number of CTAs per item; times
- * are in keys, and only their order matters.
+ * plan() estimates the time of each possible split (CTAs per item = cluster * groups) in nanoseconds
+ * and takes the least: a CTA computes a key in key_ns, but no faster than HBM delivers rows to all
+ * CTAs that run; it starts and ends in start_ns; merging costs CLUSTER_NS or GROUPS_NS more.
  */
-#include "kernels/cuda/mla.cuh"
+#include "kernels/cuda/mla_common.cuh"
 
+#include <atomic>
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 using namespace exl3_mla;
@@ -26,11 +28,11 @@ EXL3_MLA_LIST(EXL3_MLA_DECLARE)
 namespace
 {
 
-constexpr uint64_t CLUSTER_KEYS = 24, GROUPS_KEYS = 48;
+constexpr float CLUSTER_NS = 700.0f, GROUPS_NS = 1800.0f, HBM_BYTES_PER_NS = 4200.0f;
 
 struct split {
 	uint32_t cluster, groups;
-	uint64_t cost;
+	float ns;
 };
 
 struct shape {
@@ -39,28 +41,89 @@ struct shape {
 	size_t part_bytes, ml_bytes;
 };
 
-/* CTAs of clusters of @s that run at once: a GPC has 16 or more SMs. */
-uint64_t capacity(int sms, uint32_t s)
+#define EXL3_MLA_INSTANCE(name) &exl3_mla::name,
+const instance *const instances[] = {EXL3_MLA_LIST(EXL3_MLA_INSTANCE)};
+constexpr int NR_INSTANCES = sizeof(instances) / sizeof(*instances);
+
+void set_cluster(cudaLaunchConfig_t *cfg, cudaLaunchAttribute *attr, const instance &in, uint32_t s)
 {
-	return s == 1 ? (uint64_t)sms : (uint64_t)sms / 16 * (16 / s) * s;
+	attr->id = cudaLaunchAttributeClusterDimension;
+	attr->val.clusterDim.x = s;
+	attr->val.clusterDim.y = attr->val.clusterDim.z = 1;
+	cfg->blockDim = dim3((unsigned)in.threads);
+	cfg->dynamicSmemBytes = in.smem;
+	cfg->attrs = attr;
+	cfg->numAttrs = s > 1;
+}
+
+bool prepare(const instance &in, uint32_t cluster)
+{
+	return cudaFuncSetAttribute(in.fn, cudaFuncAttributeMaxDynamicSharedMemorySize,
+				    (int)in.smem) == cudaSuccess &&
+	       (cluster <= 8 ||
+		cudaFuncSetAttribute(in.fn, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
+			cudaSuccess);
+}
+
+/* Bytes of shared memory that a CTA may have. */
+size_t smem_max(int cc)
+{
+	return cc == 80 || cc == 87 ? 163u << 10 : cc >= 90 && cc < 120 ? 227u << 10 : 99u << 10;
+}
+
+/*
+ * CTAs of clusters of @s that run at once. How many clusters fit depends on how many SMs each GPC of
+ * the very chip has, so the driver is asked, once; it only affects speed, so all devices of a process
+ * are taken to be alike.
+ */
+uint32_t capacity(const instance &in, int sms, uint32_t s)
+{
+	static std::atomic<int> known[NR_INSTANCES][CLUSTER_MAX + 1];
+	cudaLaunchAttribute attr = {};
+	cudaLaunchConfig_t cfg = {};
+	int i = 0, n;
+
+	if (s == 1)
+		return (uint32_t)sms;
+	while (i < NR_INSTANCES && instances[i] != &in)
+		i++;
+	if (i < NR_INSTANCES && (n = known[i][s].load(std::memory_order_relaxed)) > 0)
+		return (uint32_t)n;
+	set_cluster(&cfg, &attr, in, s);
+	cfg.gridDim = dim3(s);
+	if (!prepare(in, s) || cudaOccupancyMaxActiveClusters(&n, in.fn, &cfg) != cudaSuccess || n < 1) {
+		(void)cudaGetLastError();
+		n = sms / 18 * (16 / (int)s); /* a guess for a place without the device */
+	}
+	n = n < 1 ? (int)s : n * (int)s;
+	if (i < NR_INSTANCES)
+		known[i][s].store(n, std::memory_order_relaxed);
+	return (uint32_t)n;
 }
 
 struct split plan(const instance &in, uint64_t items, uint32_t topk, int sms, bool clusters)
 {
-	struct split best = {1, 1, UINT64_MAX};
+	static const uint8_t sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 16};
+	const float row_ns = (float)in.dim_cap * (in.cache_dtype == EXL3_E4M3 ? 1 : 2) / HBM_BYTES_PER_NS;
+	struct split best = {1, 1, 1e30f};
 
-	for (uint32_t n = 1; n <= 128; n *= 2) {
-		const uint32_t s = !clusters ? 1 : n < 8 ? n : 8, c = n / s;
-		const uint64_t keys = ((topk + n - 1) / n + 15) & ~15u;
-		const uint64_t cap = capacity(sms, s), waves = (items * n + cap - 1) / cap;
-		const uint64_t cost =
-			waves * (keys * in.key_cost / 100 + in.start_cost + (s > 1 ? CLUSTER_KEYS : 0) +
-				 (c > 1 ? GROUPS_KEYS : 0));
-
-		if (cost < best.cost)
-			best = {s, c, cost};
-		if (keys <= 16)
+	for (const uint32_t s : sizes) {
+		if (s > 1 && !clusters)
 			break;
+		const uint32_t cap = capacity(in, sms, s);
+
+		for (uint32_t c = 1; c <= CLUSTER_MAX; c++) {
+			const uint64_t ctas = items * s * c, waves = (ctas + cap - 1) / cap;
+			const uint32_t n = s * c, keys = ((topk + n - 1) / n + 15) & ~15u;
+			const float key_ns = fmaxf(in.key_ns, row_ns * fminf((float)ctas, (float)cap));
+			const float ns = waves * (keys * key_ns + in.start_ns + (s > 1 ? CLUSTER_NS : 0) +
+						  (c > 1 ? GROUPS_NS : 0));
+
+			if (ns < best.ns)
+				best = {s, c, ns};
+			if (keys <= 16 || waves > 2)
+				break;
+		}
 	}
 	return best;
 }
@@ -78,7 +141,9 @@ int describe(const struct exl3_cuda_mla *a, const instance &in, struct shape *re
 	}
 	ret->queries = (uint32_t)queries;
 	if (a->cluster) {
-		ret->split = {a->cluster, a->groups ? a->groups : 1u, 0};
+		ret->split = {a->cluster, a->groups ? a->groups : 1u, 0.0f};
+		if (ret->split.cluster > CLUSTER_MAX || ret->split.groups > CLUSTER_MAX)
+			return -EOPNOTSUPP;
 	} else if (!a->deterministic) {
 		ret->split = plan(in, queries * ret->head_tiles, topk, a->device_sms, clusters);
 	} else {
@@ -119,12 +184,18 @@ bool exl3_mla::supports(const instance &in, const struct exl3_cuda_mla *a)
 	if (in.exact ? (int)a->dim != in.dim_cap || (int)a->value_dim != in.value_cap
 		     : (int)a->dim > in.dim_cap || (int)a->value_dim > in.value_cap)
 		return false;
-	if (in.tile_h > 16 && (a->device_cc != 90 || a->heads <= 16))
+	if (in.smem > smem_max(a->device_cc) ||
+	    (in.tile_h > 16 && (a->device_cc != 90 || a->heads <= 16)))
 		return false;
-	for (uint32_t i = 0; i < a->nr_entries; i++)
-		if (a->entries[i].cache_stride % 16 || a->entries[i].q_stride % 16 ||
-		    a->entries[i].o_stride % 16)
+	for (uint32_t i = 0; i < a->nr_entries; i++) {
+		const struct exl3_cuda_mla_entry &e = a->entries[i];
+
+		if (e.cache_stride % 16 || e.q_stride % 16 || e.o_stride % 16)
 			return false;
+		/* Row offsets are 32-bit numbers of 16-byte units below NO_ROW: caches to 64 GiB. */
+		if (e.cache_stride >> 36 || (e.cache_stride && e.slots > ((uint64_t)NO_ROW << 4) / e.cache_stride))
+			return false;
+	}
 	return describe(a, in, &s) != -EOPNOTSUPP;
 }
 
@@ -176,21 +247,10 @@ int exl3_mla::launch(const instance &in, const struct exl3_cuda_mla *a, cudaStre
 	cudaLaunchConfig_t cfg = {};
 	void *args[] = {&p};
 
-	attr.id = cudaLaunchAttributeClusterDimension;
-	attr.val.clusterDim.x = s.split.cluster;
-	attr.val.clusterDim.y = attr.val.clusterDim.z = 1;
+	set_cluster(&cfg, &attr, in, s.split.cluster);
 	cfg.gridDim = dim3(s.queries * s.head_tiles * p.splits);
-	cfg.blockDim = dim3((unsigned)in.threads);
-	cfg.dynamicSmemBytes = in.smem;
 	cfg.stream = stream;
-	cfg.attrs = &attr;
-	cfg.numAttrs = s.split.cluster > 1;
-	if (cudaFuncSetAttribute(in.fn, cudaFuncAttributeMaxDynamicSharedMemorySize,
-				 (int)in.smem) != cudaSuccess)
-		return -EIO;
-	if (s.split.cluster > 8 &&
-	    cudaFuncSetAttribute(in.fn, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
-		    cudaSuccess)
+	if (!prepare(in, s.split.cluster))
 		return -EIO;
 	return cudaLaunchKernelExC(&cfg, in.fn, args) == cudaSuccess ? 0 : -EIO;
 }
@@ -207,9 +267,6 @@ namespace
 	}
 EXL3_MLA_LIST(EXL3_MLA_FUNCTIONS)
 
-#define EXL3_MLA_INSTANCE(name) &exl3_mla::name,
-const instance *const instances[] = {EXL3_MLA_LIST(EXL3_MLA_INSTANCE)};
-
 } // namespace
 
 #define EXL3_MLA_ENTRY(name) {#name, name##_supports, name##_ws, name##_launch},
@@ -218,7 +275,7 @@ const struct exl3_cuda_mla_kernel exl3_cuda_mla_kernels[] = {EXL3_MLA_LIST(EXL3_
 const struct exl3_cuda_mla_kernel *exl3_cuda_mla_select(const struct exl3_cuda_mla *a)
 {
 	const struct exl3_cuda_mla_kernel *best = nullptr;
-	uint64_t best_cost = UINT64_MAX;
+	float best_ns = 1e30f;
 	bool exact = false;
 
 	for (size_t i = 0; exl3_cuda_mla_kernels[i].name; i++) {
@@ -227,9 +284,9 @@ const struct exl3_cuda_mla_kernel *exl3_cuda_mla_select(const struct exl3_cuda_m
 
 		if (!exl3_cuda_mla_kernels[i].supports(a) || describe(a, in, &s) || (exact && !in.exact))
 			continue;
-		if (s.split.cost < best_cost || (in.exact && !exact)) {
+		if (s.split.ns < best_ns || (in.exact && !exact)) {
 			best = &exl3_cuda_mla_kernels[i];
-			best_cost = s.split.cost;
+			best_ns = s.split.ns;
 			exact = in.exact;
 		}
 	}

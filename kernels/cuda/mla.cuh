@@ -1,125 +1,78 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mla.cuh - sparse MLA decode for 16 heads a CTA: gather rows, online softmax, cluster merge.
+ * mla.cuh - sparse MLA decode for 16 heads a CTA, with mma.sync: gather rows, online softmax, merge.
  *
- *   s[h, i] = scale * q[h, :] . kv[i, :]      p = exp(s - m)      o[h, :] = sum_i p[h, i] kv[i, 0:Dv] / sum_i p
+ * Formula, work items, split and merge: mla_common.cuh. Cache rows bf16, f16 or e4m3; f32 accumulation.
  *
- * q [m, heads, D], kv rows [slots, D] bf16, f16 or e4m3, o [m, heads, Dv]; f32 accumulation.
+ *   warps 8..11   producers: rows into a ring of blocks of KB keys, 16-byte cp.async; each warp holds
+ *                 the checked row offsets of its KB/4 keys of the next blocks in registers
+ *   warps 0..3    group 0: even blocks     each group has its own max, sum and O and merges them
+ *   warps 4..7    group 1: odd blocks      with the other group's at the end
  *
- * A work item is (query, 16 heads). Its keys are cut into `splits` equal ranges, one CTA each; a
- * cluster of S CTAs merges through distributed shared memory; several clusters (splits = S * C) of
- * one item merge in the workspace, by whichever CTA of a slice arrives last, in fixed order.
+ * A group and a block, warp w = 0..3 of the group:
  *
- * One CTA, 8 warps, KB keys a block:
+ *            16 heads (M)                         S = Q K^T: warp w has dims w*D/4.., all keys; the
+ *          [ Q in registers ]                     four partial sums meet in shared memory (part)
+ *   KB    D                                       softmax: 128 threads, thread = (head, KB/8 keys)
+ *   keys [ kv block in shared memory ]            O += P V: warp w has value dims w*Dv/4.., all keys
+ *   (N)
  *
- *            16 heads (M)                         S = Q K^T: warp (dq = w & 3, kh = w >> 2) has a
- *          [ Q in registers ]                     quarter of the dims, half of the keys; the four
- *   KB    D                                       quarters meet in shared memory (part).
- *   keys [ kv block in shared memory ]            softmax: 256 threads, thread = (head, KB/16 keys)
- *   (N)    0 .. Dv/8 .. Dv                        O += P V: warp w has dims w*Dv/8.., all keys
+ *   time        | block j            | block j + 1          |
+ *   group 0     | S part softmax P O | (waits for j + 2)
+ *   group 1          | S part softmax P O |
+ *   producers   blocks j + 2 .. j + STAGES - 1 in flight; a stage is free when its group has read V
  *
- *   stage      j-1    | j                          | j+1          | ..  j+STAGES-1
- *   cp.async   free   | landed                     | in flight    | issued during block j
- *   warps             | S, part, softmax, P, O     |
- *
- * Rows are gathered with 16-byte cp.async: a warp loads KB/8 keys of each block and holds their
- * checked row offsets in registers, 32 at a time, loaded once, one set ahead. e4m3 rows stay e4m3 in
- * shared memory and are converted to f16 fragments (exact); ldmatrix hands a lane four adjacent dims
- * for a k step, so Q's fragments are loaded in that order too.
- *
+ * e4m3 rows stay e4m3 in shared memory and are converted to f16 fragments (exact); ldmatrix hands a
+ * lane four adjacent dims for a k step, so Q's fragments are loaded in that order too.
  * Rows are padded by 16 bytes: an odd number of 16-byte chunks, so ldmatrix meets no bank twice.
+ * Named barriers: 0 __syncthreads, 1 sync_mergers, 2 + group.
  */
 #ifndef EXL3_KERNELS_CUDA_MLA_CUH
 #define EXL3_KERNELS_CUDA_MLA_CUH
 
-#include "kernels/cuda/mla.h"
-#include "kernels/cuda/mla_ptx.cuh"
-
-#include <math_constants.h>
+#include "kernels/cuda/mla_common.cuh"
 
 namespace exl3_mla
 {
 
-constexpr int CLUSTER_MAX = 16;
-constexpr int MERGERS = 256; /* threads that merge, in every kernel */
-
-struct params {
-	struct exl3_cuda_mla_entry entries[EXL3_CUDA_MLA_ENTRIES_MAX];
-	uint32_t nr_entries, heads, dim, value_dim;
-	uint32_t head_tiles, splits, cluster;
-	uint32_t *counters; /* [items, cluster], zero; left zero */
-	float *part;        /* [items, groups, 16, VP] */
-	float *part_ml;     /* [items, groups, cluster, 16, 2] max and sum */
-};
-
 /* DP, VP: capacities, multiples of 64 and 128; EXACT: they are the sizes. */
-template <int CACHE, int DP_, int VP_, int KB_, int STAGES_, int MINCTA_, bool EXACT_> struct config {
-	static constexpr int DP = DP_, VP = VP_, KB = KB_, STAGES = STAGES_, MINCTA = MINCTA_;
-	static constexpr int THREADS = 256, WARPS = 8, TILE_H = 16;
+template <int CACHE, int DP_, int VP_, int STAGES_, bool EXACT_> struct config {
+	static constexpr int DP = DP_, VP = VP_, KB = 32, STAGES = STAGES_;
+	static constexpr int THREADS = 384, TILE_H = 16, PRODUCERS = 4; /* warps */
 	static constexpr bool EXACT = EXACT_, FP8 = CACHE == EXL3_E4M3, BF16 = CACHE == EXL3_BF16;
 	static constexpr int ESIZE = FP8 ? 1 : 2;
 	static constexpr int ROW = DP * ESIZE + 16;    /* bytes of a row in shared memory */
 	static constexpr int CHUNKS = DP * ESIZE / 16; /* of 16 bytes in a row */
-	static constexpr int KEYS_W = KB / WARPS;     /* keys that a warp loads per block */
+	static constexpr int KEYS_W = KB / PRODUCERS;  /* keys that a producer warp loads per block */
 	static constexpr int SET = 32 / KEYS_W;        /* blocks per register set of offsets */
 	static constexpr int KSTEPS = DP / 64;         /* k steps of 16 dims of a quarter */
-	static constexpr int NT = KB / 16;             /* tiles of 8 keys of half a block */
-	static constexpr int VW = VP / WARPS;          /* value dims of a warp */
+	static constexpr int NT = KB / 8;              /* tiles of 8 keys */
+	static constexpr int VW = VP / 4;              /* value dims of a warp */
 	static constexpr int VT = VW / 8;
-	static constexpr int KEYS_T = KB / 16;         /* scores of a softmax thread */
 	static constexpr int PART = KB + 8;            /* words of a row of partial scores */
 	static constexpr int PROW = KB * 2 + 16;       /* bytes of a row of P */
-	static constexpr int OROW = VP + 4;            /* words of a row of O for the merge */
 	static_assert(DP % 64 == 0 && VP % 128 == 0 && (CHUNKS & 1) == 0, "tile sizes");
-	static_assert(KB == 32 || KB == 64, "softmax threads take 2 or 4 scores");
-	static_assert(STAGES * KB * ROW >= TILE_H * OROW * 4, "O reuses the stages");
-	static_assert(STAGES <= SET, "one set of offsets ahead covers the pipeline");
-};
-
-/* What merging needs; the same place in every CTA of a cluster. */
-template <int TILE_H> struct merge_shared {
-	float ml[2][TILE_H]; /* this CTA's max (log2 units) and sum */
-	float weight[CLUSTER_MAX][TILE_H];
-	float total[2][TILE_H]; /* the cluster's max and sum */
-	uint32_t last;
+	static_assert(NT == 4 && VT % 4 == 0, "fragments of a warp");
+	static_assert((size_t)STAGES * KB * ROW >=
+			      merger<TILE_H, VP>::recv_bytes() + (size_t)MERGERS * VT * 8,
+		      "the merge reuses the stages");
 };
 
 template <class C> struct shared {
-	alignas(128) uint8_t stage[C::STAGES][C::KB][C::ROW]; /* at the end: O, [16][OROW] f32 */
-	alignas(16) float part[4][C::TILE_H][C::PART];
-	alignas(16) uint8_t p[C::TILE_H][C::PROW];
-	float alpha[C::TILE_H];
+	/* At the end: received O, then what the groups exchange. */
+	alignas(128) uint8_t stage[C::STAGES][C::KB][C::ROW];
+	alignas(16) float part[2][4][C::TILE_H][C::PART]; /* group, quarter */
+	alignas(16) uint8_t p[2][C::TILE_H][C::PROW];
+	float alpha[2][C::TILE_H];
+	float ml[2][2][C::TILE_H]; /* group; max (log2 units) and sum */
 	merge_shared<C::TILE_H> merge;
-	uint8_t valid[C::STAGES][C::WARPS]; /* bit k: key k of that warp exists */
+	alignas(8) uint64_t full[C::STAGES], empty[C::STAGES];
+	uint8_t valid[C::STAGES][C::PRODUCERS]; /* bit k: key k of that producer warp exists */
 };
 
-/* Two adjacent elements of q as a pair of the cache's MMA type. */
-template <bool BF16>
-__device__ __forceinline__ uint32_t load_q2(const uint8_t *row, uint32_t dtype, uint32_t d)
+__device__ __forceinline__ void sync_group(int group)
 {
-	float2 v;
-
-	if (dtype == EXL3_F32) {
-		v = *(const float2 *)(row + (size_t)d * 4);
-	} else {
-		const uint32_t raw = *(const uint32_t *)(row + (size_t)d * 2);
-
-		if (dtype == (BF16 ? EXL3_BF16 : EXL3_F16))
-			return raw;
-		if (dtype == EXL3_BF16)
-			v = __bfloat1622float2(*(const __nv_bfloat162 *)&raw);
-		else
-			v = __half22float2(*(const __half2 *)&raw);
-	}
-	if constexpr (BF16) {
-		const __nv_bfloat162 b = __floats2bfloat162_rn(v.x, v.y);
-
-		return *(const uint32_t *)&b;
-	} else {
-		const __half2 h = __floats2half2_rn(v.x, v.y);
-
-		return *(const uint32_t *)&h;
-	}
+	asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");
 }
 
 /* Fragments of Q for one quarter of the dims; rows past the last head and padding are zero. */
@@ -148,108 +101,77 @@ __device__ __forceinline__ void load_q(uint32_t (&qf)[C::KSTEPS][4], const uint8
 	}
 }
 
-/* A warp's view of the selection: offsets of the next keys that it loads, checked, in registers. */
-template <class C> struct selection {
-	const uint8_t *indices; /* of this query */
-	uint64_t slots, stride;
-	uint32_t begin, end; /* keys of this CTA */
-	bool wide;
-	int64_t cur, nxt; /* lane l: byte offset of key (block l / KEYS_W, l % KEYS_W), or -1 */
-	uint32_t bad;
-
-	__device__ __forceinline__ void fetch(uint32_t set, int warp, int lane)
-	{
-		const uint32_t key = begin + (set * C::SET + lane / C::KEYS_W) * C::KB +
-				     warp * C::KEYS_W + lane % C::KEYS_W;
-		int64_t v = -1;
-
-		if (key < end)
-			v = load_index(indices + (size_t)key * (wide ? 8 : 4), wide);
-		const bool ok = (uint64_t)v < slots;
-
-		bad += !ok && v != -1;
-		nxt = ok ? (int64_t)((uint64_t)v * stride) : -1;
-	}
-};
-
-/* Starts the copies of block @block into @stage; empty keys are written as zeros. */
+/* Fills the ring. Copies arrive by themselves; one more arrival per warp publishes `valid`. */
 template <class C>
-__device__ __forceinline__ void load_block(shared<C> &sm, selection<C> &sel, const uint8_t *cache,
-					   uint32_t block, uint32_t stage, uint32_t row_chunks,
-					   int warp, int lane)
+__device__ __forceinline__ void produce(shared<C> &sm, selection<C> &sel, const uint8_t *cache,
+					uint32_t blocks, uint32_t row_chunks, int warp, int lane)
 {
-	const uint32_t sub = block % C::SET;
+	uint32_t stage = 0, round = 0;
 
-	if (sub == 0) {
-		sel.cur = sel.nxt;
-		sel.fetch(block / C::SET + 1, warp, lane);
-	}
-	const uint32_t mask = __ballot_sync(~0u, sel.cur >= 0) >> (sub * C::KEYS_W);
+	for (uint32_t j = 0; j < blocks; j++) {
+		const uint32_t sub = j % C::SET, mask = sel.advance(j, warp, lane);
 
-	if (lane == 0)
-		sm.valid[stage][warp] = (uint8_t)(mask & ((1u << C::KEYS_W) - 1));
-	const uint32_t base = smem_addr(sm.stage[stage][warp * C::KEYS_W]);
+		if (round)
+			mbar_wait(smem_addr(&sm.empty[stage]), (round - 1) & 1);
+		const uint32_t base = smem_addr(sm.stage[stage][warp * C::KEYS_W]);
+		const uint32_t bar = smem_addr(&sm.full[stage]);
 
-	if constexpr (C::EXACT) {
-		static_assert(C::KEYS_W * C::CHUNKS % 32 == 0, "whole warps");
-#pragma unroll
-		for (int i = 0; i < C::KEYS_W * C::CHUNKS / 32; i++) {
-			const uint32_t id = i * 32 + lane, key = id / C::CHUNKS;
-			const uint32_t c = id - key * C::CHUNKS;
-			const int64_t off = __shfl_sync(~0u, sel.cur, sub * C::KEYS_W + key);
-			const uint8_t *src = off >= 0 ? cache + off + c * 16 : cache;
+		if constexpr (C::EXACT) {
+			static_assert(C::KEYS_W * C::CHUNKS % 32 == 0, "whole warps");
+#pragma unroll 9
+			for (int i = 0; i < C::KEYS_W * C::CHUNKS / 32; i++) {
+				const uint32_t id = i * 32 + lane, key = id / C::CHUNKS;
+				const uint32_t c = id - key * C::CHUNKS;
 
-			cp_async16(base + key * C::ROW + c * 16, src, off >= 0 ? 16 : 0);
-		}
-	} else {
-		for (uint32_t key = 0; key < C::KEYS_W; key++) {
-			const int64_t off = __shfl_sync(~0u, sel.cur, sub * C::KEYS_W + key);
+				copy_chunk(base + key * C::ROW + c * 16, cache,
+					   __shfl_sync(~0u, sel.cur, sub * C::KEYS_W + key), c);
+			}
+		} else {
+			for (uint32_t key = 0; key < C::KEYS_W; key++) {
+				const uint32_t off = __shfl_sync(~0u, sel.cur, sub * C::KEYS_W + key);
 
-			for (uint32_t c = lane; c < row_chunks; c += 32) {
-				const uint8_t *src = off >= 0 ? cache + off + c * 16 : cache;
-
-				cp_async16(base + key * C::ROW + c * 16, src, off >= 0 ? 16 : 0);
+				for (uint32_t c = lane; c < row_chunks; c += 32)
+					copy_chunk(base + key * C::ROW + c * 16, cache, off, c);
 			}
 		}
+		mbar_arrive_copies(bar);
+		if (lane == 0) {
+			sm.valid[stage][warp] = (uint8_t)mask;
+			mbar_arrive(bar);
+		}
+		if (++stage == C::STAGES) {
+			stage = 0;
+			round++;
+		}
 	}
+	cp_async_commit();
+	cp_async_wait<0>();
 }
 
-/* This warp's part of S: a quarter of the dims, half of the keys. */
+/* This warp's part of S: a quarter of the dims. */
 template <class C>
 __device__ __forceinline__ void scores(shared<C> &sm, const uint32_t (&qf)[C::KSTEPS][4],
-				       uint32_t stage, int dq, int kh, int lane)
+				       uint32_t stage, int group, int w, int lane)
 {
 	float s[C::NT][4] = {};
-	const uint32_t base = smem_addr(sm.stage[stage][kh * (C::KB / 2)]);
+	const uint32_t base = smem_addr(sm.stage[stage]);
 
-	if constexpr (C::FP8) {
-		/* One 16-byte chunk is one k step; a matrix is 8 keys of it. */
 #pragma unroll
-		for (int ks = 0; ks < C::KSTEPS; ks += C::NT == 4 ? 1 : 2) {
-			const int extra = C::NT == 4 ? 0 : lane >> 4;
-			const int row = C::NT == 4 ? lane : lane & 15;
-			/* The last step of an odd count reads its chunk twice. */
-			const int chunk = dq * C::KSTEPS + min(ks + extra, C::KSTEPS - 1);
-			uint32_t b[4];
+	for (int ks = 0; ks < C::KSTEPS; ks++) {
+		uint32_t b[4];
 
-			ldmatrix4(b, base + row * C::ROW + chunk * 16);
+		if constexpr (C::FP8) {
+			/* One 16-byte chunk is one k step; a matrix is 8 keys of it. */
+			ldmatrix4(b, base + lane * C::ROW + (w * C::KSTEPS + ks) * 16);
 #pragma unroll
-			for (int i = 0; i < 4; i++) {
-				const int nt = C::NT == 4 ? i : i & 1, k = ks + (C::NT == 4 ? 0 : i >> 1);
-
-				if (k < C::KSTEPS)
-					mma16816<false>(s[nt], qf[k], e4m3x2_to_f16x2(b[i] & 0xffff),
-							e4m3x2_to_f16x2(b[i] >> 16));
-			}
-		}
-	} else {
-#pragma unroll
-		for (int ks = 0; ks < C::KSTEPS; ks++) {
+			for (int nt = 0; nt < C::NT; nt++)
+				mma16816<false>(s[nt], qf[ks], e4m3x2_to_f16x2(b[nt] & 0xffff),
+						e4m3x2_to_f16x2(b[nt] >> 16));
+		} else {
 #pragma unroll
 			for (int nt = 0; nt < C::NT; nt += 2) {
 				const int row = nt * 8 + (lane >> 4) * 8 + (lane & 7);
-				const int chunk = (dq * C::KSTEPS + ks) * 2 + ((lane >> 3) & 1);
-				uint32_t b[4];
+				const int chunk = (w * C::KSTEPS + ks) * 2 + ((lane >> 3) & 1);
 
 				ldmatrix4(b, base + row * C::ROW + chunk * 16);
 				mma16816<C::BF16>(s[nt], qf[ks], b[0], b[1]);
@@ -261,126 +183,102 @@ __device__ __forceinline__ void scores(shared<C> &sm, const uint32_t (&qf)[C::KS
 
 #pragma unroll
 	for (int nt = 0; nt < C::NT; nt++) {
-		const int col = kh * (C::KB / 2) + nt * 8 + 2 * l4;
-
-		*(float2 *)&sm.part[dq][g][col] = make_float2(s[nt][0], s[nt][1]);
-		*(float2 *)&sm.part[dq][g + 8][col] = make_float2(s[nt][2], s[nt][3]);
+		*(float2 *)&sm.part[group][w][g][nt * 8 + 2 * l4] = make_float2(s[nt][0], s[nt][1]);
+		*(float2 *)&sm.part[group][w][g + 8][nt * 8 + 2 * l4] = make_float2(s[nt][2], s[nt][3]);
 	}
 }
 
-/* Thread (head, KEYS_T keys): sums the quarters, updates running max and sum, writes P and alpha. */
+/* Thread (head, 4 keys): sums the quarters, updates running max and sum, writes P and alpha. */
 template <class C>
-__device__ __forceinline__ void softmax(shared<C> &sm, uint32_t stage, float scale_log2, float &m,
-					float &l, int t)
+__device__ __forceinline__ void softmax(shared<C> &sm, uint32_t stage, int group, float scale_log2,
+					float &m, float &l, int t)
 {
-	const int row = t >> 4, key = (t & 15) * C::KEYS_T;
+	const int row = t >> 3, key = (t & 7) * 4;
 	const uint32_t valid = sm.valid[stage][key / C::KEYS_W] >> (key % C::KEYS_W);
-	float s[C::KEYS_T] = {};
+	float s[4] = {};
 
 #pragma unroll
-	for (int dq = 0; dq < 4; dq++) {
-#pragma unroll
-		for (int i = 0; i < C::KEYS_T; i += 2) {
-			const float2 v = *(const float2 *)&sm.part[dq][row][key + i];
+	for (int w = 0; w < 4; w++) {
+		const float4 v = *(const float4 *)&sm.part[group][w][row][key];
 
-			s[i] += v.x;
-			s[i + 1] += v.y;
-		}
+		s[0] += v.x;
+		s[1] += v.y;
+		s[2] += v.z;
+		s[3] += v.w;
 	}
 	float top = -CUDART_INF_F;
 
 #pragma unroll
-	for (int i = 0; i < C::KEYS_T; i++) {
+	for (int i = 0; i < 4; i++) {
 		s[i] = (valid >> i) & 1 ? s[i] * scale_log2 : -CUDART_INF_F;
 		top = fmaxf(top, s[i]);
 	}
 #pragma unroll
-	for (int d = 8; d; d >>= 1)
+	for (int d = 4; d; d >>= 1)
 		top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
 	top = fmaxf(top, m);
-	/* Nothing but holes so far: any finite base gives p = 0. */
-	const float base = top == -CUDART_INF_F ? 0.0f : top;
-	const float alpha = exp2f(m - base);
+	const float base = exponent_base(top), alpha = exp2f(m - base);
 	float sum = 0.0f;
 
 	m = top;
 #pragma unroll
-	for (int i = 0; i < C::KEYS_T; i++) {
+	for (int i = 0; i < 4; i++) {
 		s[i] = exp2f(s[i] - base);
 		sum += s[i];
 	}
 	l = l * alpha + sum;
-#pragma unroll
-	for (int i = 0; i < C::KEYS_T; i += 2) {
-		uint32_t pair;
-
-		if constexpr (C::BF16) {
-			const __nv_bfloat162 b = __floats2bfloat162_rn(s[i], s[i + 1]);
-
-			pair = *(const uint32_t *)&b;
-		} else {
-			const __half2 h = __floats2half2_rn(s[i], s[i + 1]);
-
-			pair = *(const uint32_t *)&h;
-		}
-		*(uint32_t *)&sm.p[row][(key + i) * 2] = pair;
-	}
-	if ((t & 15) == 0)
-		sm.alpha[row] = alpha;
+	*(uint2 *)&sm.p[group][row][key * 2] =
+		make_uint2(pack2<C::BF16>(s[0], s[1]), pack2<C::BF16>(s[2], s[3]));
+	if ((t & 7) == 0)
+		sm.alpha[group][row] = alpha;
 }
 
 /* O = alpha O + P V for this warp's dims. Tile pairs of e4m3 hold even and odd dims. */
 template <class C>
-__device__ __forceinline__ void values(shared<C> &sm, float (&o)[C::VT][4], uint32_t stage, int warp,
-				       int lane)
+__device__ __forceinline__ void values(shared<C> &sm, float (&o)[C::VT][4], uint32_t stage, int group,
+				       int w, int lane)
 {
-	const float a0 = sm.alpha[lane >> 2], a1 = sm.alpha[(lane >> 2) + 8];
+	const float a0 = sm.alpha[group][lane >> 2], a1 = sm.alpha[group][(lane >> 2) + 8];
 
+	/* The maximum seldom moves after the first blocks. NaN compares unequal. */
+	if (__any_sync(~0u, !(a0 == 1.0f && a1 == 1.0f))) {
 #pragma unroll
-	for (int vt = 0; vt < C::VT; vt++) {
-		o[vt][0] *= a0;
-		o[vt][1] *= a0;
-		o[vt][2] *= a1;
-		o[vt][3] *= a1;
+		for (int vt = 0; vt < C::VT; vt++) {
+			o[vt][0] *= a0;
+			o[vt][1] *= a0;
+			o[vt][2] *= a1;
+			o[vt][3] *= a1;
+		}
 	}
-	const uint32_t pbase = smem_addr(sm.p) + (lane & 15) * C::PROW + (lane >> 4) * 16;
+	const uint32_t pbase = smem_addr(sm.p[group]) + (lane & 15) * C::PROW + (lane >> 4) * 16;
 
 #pragma unroll
 	for (int ks = 0; ks < C::KB / 16; ks++) {
 		uint32_t p[4];
 
 		ldmatrix4(p, pbase + ks * 32);
-		const uint32_t base = smem_addr(sm.stage[stage][ks * 16 + (lane & 15)]);
+		const uint32_t base =
+			smem_addr(sm.stage[stage][ks * 16 + (lane & 15)]) + w * C::VW * C::ESIZE + (lane >> 4) * 16;
 
-		if constexpr (C::FP8) {
-			static_assert(C::VW % 16 == 0, "whole chunks");
 #pragma unroll
-			for (int c = 0; c < C::VW / 16; c += 2) {
-				/* Two chunks a load; the last of an odd count is read twice. */
-				const int chunk = min(c + (lane >> 4), C::VW / 16 - 1);
-				uint32_t b[4];
+		for (int vt = 0; vt < C::VT; vt += C::FP8 ? 4 : 2) {
+			uint32_t b[4];
 
-				ldmatrix4_trans(b, base + warp * C::VW + chunk * 16);
+			ldmatrix4_trans(b, base + vt * 8 * C::ESIZE);
+			if constexpr (C::FP8) {
 #pragma unroll
-				for (int i = 0; i < 4 && c + i / 2 < C::VW / 16; i += 2) {
+				for (int i = 0; i < 4; i += 2) {
 					const uint32_t l0 = e4m3x2_to_f16x2(b[i] & 0xffff);
 					const uint32_t h0 = e4m3x2_to_f16x2(b[i] >> 16);
 					const uint32_t l1 = e4m3x2_to_f16x2(b[i + 1] & 0xffff);
 					const uint32_t h1 = e4m3x2_to_f16x2(b[i + 1] >> 16);
-					const int vt = (c + i / 2) * 2;
 
-					mma16816<false>(o[vt], p, __byte_perm(l0, h0, 0x5410),
+					mma16816<false>(o[vt + i], p, __byte_perm(l0, h0, 0x5410),
 							__byte_perm(l1, h1, 0x5410));
-					mma16816<false>(o[vt + 1], p, __byte_perm(l0, h0, 0x7632),
+					mma16816<false>(o[vt + i + 1], p, __byte_perm(l0, h0, 0x7632),
 							__byte_perm(l1, h1, 0x7632));
 				}
-			}
-		} else {
-#pragma unroll
-			for (int vt = 0; vt < C::VT; vt += 2) {
-				uint32_t b[4];
-
-				ldmatrix4_trans(b, base + (warp * C::VW + vt * 8 + (lane >> 4) * 8) * 2);
+			} else {
 				mma16816<C::BF16>(o[vt], p, b[0], b[1]);
 				mma16816<C::BF16>(o[vt + 1], p, b[2], b[3]);
 			}
@@ -388,320 +286,214 @@ __device__ __forceinline__ void values(shared<C> &sm, float (&o)[C::VT][4], uint
 	}
 }
 
-/* O fragments to shared memory as [16][OROW] f32. */
+/* A group's blocks. m, l: running max and sum of head t >> 3, the sum of this thread's keys only. */
 template <class C>
-__device__ __forceinline__ void spill_o(float *osm, const float (&o)[C::VT][4], int warp, int lane)
+__device__ __forceinline__ void consume(shared<C> &sm, const uint32_t (&qf)[C::KSTEPS][4],
+					float (&o)[C::VT][4], float &m, float &l, uint32_t blocks,
+					float scale_log2, int group, int t)
 {
-	const int g = lane >> 2, l4 = lane & 3;
+	const int w = t >> 5, lane = t & 31;
+	uint32_t stage = group, round = 0; /* STAGES >= 2 */
+
+	for (uint32_t j = group; j < blocks; j += 2) {
+		mbar_wait(smem_addr(&sm.full[stage]), round & 1);
+		scores<C>(sm, qf, stage, group, w, lane);
+		sync_group(group);
+		softmax<C>(sm, stage, group, scale_log2, m, l, t);
+		sync_group(group);
+		values<C>(sm, o, stage, group, w, lane);
+		__syncwarp();
+		if (lane == 0)
+			mbar_arrive(smem_addr(&sm.empty[stage]));
+		stage += 2;
+		if (stage >= C::STAGES) {
+			stage -= C::STAGES;
+			round++;
+		}
+	}
+}
+
+/*
+ * Both groups' O become one: each thread gives half of its tiles to its twin in the other group, and
+ * keeps h[i] = merged tile group * VT/2 + i. Returns max and sum of rows g and g + 8 of the lane.
+ */
+template <class C>
+__device__ __forceinline__ void merge_two_groups(shared<C> &sm, const float (&o)[C::VT][4],
+						 float (&h)[C::VT / 2][4], float (&m)[2], float (&l)[2],
+						 int group, int t)
+{
+	const int g = (t & 31) >> 2;
+	float4 *swap = (float4 *)((uint8_t *)sm.stage + merger<C::TILE_H, C::VP>::recv_bytes());
+	float mine[2], other[2];
 
 #pragma unroll
-	for (int vt = 0; vt < C::VT; vt += C::FP8 ? 2 : 1) {
+	for (int r = 0; r < 2; r++) {
+		const float m0 = sm.ml[0][0][g + 8 * r], m1 = sm.ml[1][0][g + 8 * r];
+
+		m[r] = fmaxf(m0, m1);
+		const float base = exponent_base(m[r]);
+		const float w0 = exp2f(m0 - base), w1 = exp2f(m1 - base);
+
+		mine[r] = group ? w1 : w0;
+		other[r] = group ? w0 : w1;
+		l[r] = w0 * sm.ml[0][1][g + 8 * r] + w1 * sm.ml[1][1][g + 8 * r];
+	}
+#pragma unroll
+	for (int i = 0; i < C::VT / 2; i++) {
+		float give[4];
+
+#pragma unroll
+		for (int k = 0; k < 4; k++) {
+			give[k] = group ? o[i][k] : o[C::VT / 2 + i][k];
+			h[i][k] = (group ? o[C::VT / 2 + i][k] : o[i][k]) * mine[k >> 1];
+		}
+		swap[(i * 2 + group) * 128 + t] = make_float4(give[0], give[1], give[2], give[3]);
+	}
+	sync_mergers();
+#pragma unroll
+	for (int i = 0; i < C::VT / 2; i++) {
+		const float4 v = swap[(i * 2 + (group ^ 1)) * 128 + t];
+
+		h[i][0] += v.x * other[0];
+		h[i][1] += v.y * other[0];
+		h[i][2] += v.z * other[1];
+		h[i][3] += v.w * other[1];
+	}
+}
+
+/* Calls put(row, first dim, values...) for what a thread holds after merge_two_groups(). */
+template <class C, class PUT2, class PUT4>
+__device__ __forceinline__ void each_result(const float (&h)[C::VT / 2][4], int group, int w, int lane,
+					    PUT2 put2, PUT4 put4)
+{
+	const int g = lane >> 2, l4 = lane & 3, d0 = w * C::VW + group * (C::VW / 2);
+
+#pragma unroll
+	for (int vt = 0; vt < C::VT / 2; vt += C::FP8 ? 2 : 1) {
 #pragma unroll
 		for (int r = 0; r < 2; r++) {
-			float *row = osm + (g + r * 8) * C::OROW + warp * C::VW + vt * 8;
-
 			if constexpr (C::FP8)
-				*(float4 *)(row + 4 * l4) =
-					make_float4(o[vt][2 * r], o[vt + 1][2 * r], o[vt][2 * r + 1],
-						    o[vt + 1][2 * r + 1]);
+				put4(g + 8 * r, r, d0 + vt * 8 + 4 * l4, h[vt][2 * r], h[vt + 1][2 * r],
+				     h[vt][2 * r + 1], h[vt + 1][2 * r + 1]);
 			else
-				*(float2 *)(row + 2 * l4) = make_float2(o[vt][2 * r], o[vt][2 * r + 1]);
+				put2(g + 8 * r, r, d0 + vt * 8 + 2 * l4, h[vt][2 * r], h[vt][2 * r + 1]);
 		}
 	}
 }
 
-/* Four adjacent results. */
-__device__ __forceinline__ void store_o4(uint8_t *row, uint32_t dtype, uint32_t d, float4 v)
-{
-	if (dtype == EXL3_F32) {
-		*(float4 *)(row + (size_t)d * 4) = v;
-	} else if (dtype == EXL3_BF16) {
-		const __nv_bfloat162 a = __floats2bfloat162_rn(v.x, v.y);
-		const __nv_bfloat162 b = __floats2bfloat162_rn(v.z, v.w);
-
-		*(uint2 *)(row + (size_t)d * 2) =
-			make_uint2(*(const uint32_t *)&a, *(const uint32_t *)&b);
-	} else {
-		const __half2 a = __floats2half2_rn(v.x, v.y), b = __floats2half2_rn(v.z, v.w);
-
-		*(uint2 *)(row + (size_t)d * 2) =
-			make_uint2(*(const uint32_t *)&a, *(const uint32_t *)&b);
-	}
-}
-
-/* Total max, sum and weights of @n partial results; one thread per head row. */
-template <int TILE_H, class LOAD>
-__device__ __forceinline__ void merge_weights(float (*weight)[TILE_H], float (&total)[2][TILE_H],
-					      int n, int row, LOAD load)
-{
-	float m = -CUDART_INF_F, l = 0.0f;
-
-	for (int i = 0; i < n; i++)
-		m = fmaxf(m, load(i, 0));
-	const float base = m == -CUDART_INF_F ? 0.0f : m;
-
-	for (int i = 0; i < n; i++) {
-		const float w = exp2f(load(i, 0) - base);
-
-		l += w * load(i, 1);
-		if (weight)
-			weight[i][row] = w;
-	}
-	total[0][row] = m;
-	total[1][row] = l;
-}
-
-__device__ __forceinline__ void fma4(float4 &acc, float w, float4 v)
-{
-	acc.x += w * v.x;
-	acc.y += w * v.y;
-	acc.z += w * v.z;
-	acc.w += w * v.w;
-}
-
-/* Where the results of an item go. */
-struct target {
-	uint8_t *o; /* first head of the tile */
-	float *lse; /* or NULL */
-	uint32_t dtype, heads, value_dim;
-	float kv_scale;
-};
-
-/* sum / l to the caller's memory; @unit counts groups of four dims over [16][VP]. */
 template <class C>
-__device__ __forceinline__ void finish(const target &to, int unit, float4 v, float l)
+__device__ __forceinline__ void deliver(shared<C> &sm, const params &p, const target &to,
+					const float (&o)[C::VT][4], uint32_t item, uint32_t split,
+					int group, int t)
 {
-	const uint32_t row = unit / (C::VP / 4), d = unit % (C::VP / 4) * 4;
-	const float f = l == 0.0f ? 0.0f : to.kv_scale / l;
-	const uint32_t esize = to.dtype == EXL3_F32 ? 4 : 2;
+	const int w = t >> 5, lane = t & 31, g = lane >> 2, l4 = lane & 3;
+	const merger<C::TILE_H, C::VP> mg(sm.merge, (float *)sm.stage, p, item, split);
+	float h[C::VT / 2][4], m[2], l[2];
 
-	if (row < to.heads && d < to.value_dim)
-		store_o4(to.o + (size_t)row * to.value_dim * esize, to.dtype, d,
-			 make_float4(v.x * f, v.y * f, v.z * f, v.w * f));
-}
+	mg.begin();
+	merge_two_groups<C>(sm, o, h, m, l, group, t);
+	if (p.splits == 1) {
+		const float f[2] = {to.factor(l[0]), to.factor(l[1])};
 
-__device__ __forceinline__ float natural_lse(float m, float l)
-{
-	return l == 0.0f ? -CUDART_INF_F : (m + log2f(l)) * 0.69314718055994531f;
-}
-
-__device__ __forceinline__ void sync_mergers()
-{
-	asm volatile("bar.sync 1, %0;" ::"n"(MERGERS) : "memory");
-}
-
-/* Merges the CTAs of a cluster, then the clusters of an item. Rank r owns a slice of the units. */
-template <class C>
-__device__ __forceinline__ void merge(merge_shared<C::TILE_H> &sm, float *osm, const params &p,
-				      const target &to, uint32_t item, uint32_t split, int t)
-{
-	constexpr int TILE_H = C::TILE_H, THREADS = MERGERS;
-	const uint32_t ranks = p.cluster, rank = split % ranks, group = split / ranks;
-	const uint32_t groups = p.splits / ranks;
-	constexpr int UNITS = TILE_H * C::VP / 4;
-	const int first = UNITS * rank / ranks, last = UNITS * (rank + 1) / ranks;
-
-	if (ranks > 1) {
-		cluster_arrive();
-		cluster_wait();
-	} else {
-		sync_mergers();
+		each_result<C>(
+			h, group, w, lane,
+			[&](int row, int r, int d, float x, float y) {
+				to.store2(row, d, x * f[r], y * f[r]);
+			},
+			[&](int row, int r, int d, float x, float y, float z, float v) {
+				to.store4(row, d, make_float4(x * f[r], y * f[r], z * f[r], v * f[r]));
+			});
+		if (group == 0 && w == 0 && l4 == 0) {
+			to.store_lse(g, m[0], l[0]);
+			to.store_lse(g + 8, m[1], l[1]);
+		}
+		return;
 	}
-	if (t < TILE_H)
-		merge_weights<TILE_H>(sm.weight, sm.total, ranks, t, [&](int i, int k) {
-			return cluster_load(cluster_map(smem_addr(&sm.ml[k][t]), i));
+	/* The eight warps share the ranks. */
+	if (l4 < 2)
+		for (uint32_t r = group * 4 + w; r < p.cluster; r += 8)
+			mg.push_ml(r, g + 8 * l4, l4 ? m[1] : m[0], l4 ? l[1] : l[0]);
+	each_result<C>(
+		h, group, w, lane,
+		[&](int row, int, int d, float x, float y) {
+			cluster_store2(mg.slot(d / 16, row, d % 16), x, y);
+		},
+		[&](int row, int, int d, float x, float y, float z, float v) {
+			cluster_store4(mg.slot(d / 16, row, d % 16), x, y, z, v);
 		});
-	sync_mergers();
-	float *part = p.part + ((size_t)item * groups + group) * UNITS * 4;
-
-	for (int u = first + t; u < last; u += THREADS) {
-		const int row = u / (C::VP / 4), d = u % (C::VP / 4) * 4;
-		const uint32_t addr = smem_addr(osm + row * C::OROW + d);
-		float4 acc = make_float4(0, 0, 0, 0);
-
-#pragma unroll 4
-		for (uint32_t i = 0; i < ranks; i++)
-			fma4(acc, sm.weight[i][row], cluster_load4(cluster_map(addr, i)));
-		if (groups == 1)
-			finish<C>(to, u, acc, sm.total[1][row]);
-		else
-			__stcg((float4 *)part + u, acc);
-	}
-	if (ranks > 1)
-		cluster_arrive(); /* waited for below: peers may still read our O */
-	if (groups == 1) {
-		if (rank == 0 && to.lse && t < (int)to.heads)
-			to.lse[t] = natural_lse(sm.total[0][t], sm.total[1][t]);
-	} else {
-		float *ml = p.part_ml + (size_t)item * groups * ranks * TILE_H * 2;
-
-		if (t < TILE_H * 2)
-			__stcg(ml + (group * ranks + rank) * TILE_H * 2 + t, sm.total[t & 1][t >> 1]);
-		__threadfence();
-		sync_mergers();
-		if (t == 0) {
-			uint32_t *counter = p.counters + item * ranks + rank;
-
-			sm.last = atomicAdd(counter, 1) == groups - 1;
-			if (sm.last)
-				*counter = 0;
-			__threadfence();
-		}
-		sync_mergers();
-		if (sm.last) {
-			if (t < TILE_H)
-				merge_weights<TILE_H>(nullptr, sm.total, groups, t, [&](int i, int k) {
-					return __ldcg(ml + ((i * ranks + rank) * TILE_H + t) * 2 + k);
-				});
-			sync_mergers();
-			part = p.part + (size_t)item * groups * UNITS * 4;
-			for (int u = first + t; u < last; u += THREADS) {
-				const int row = u / (C::VP / 4);
-				const float m = sm.total[0][row];
-				const float base = m == -CUDART_INF_F ? 0.0f : m;
-				float4 acc = make_float4(0, 0, 0, 0);
-
-#pragma unroll 4
-				for (uint32_t i = 0; i < groups; i++) {
-					const float w = exp2f(
-						__ldcg(ml + ((i * ranks + rank) * TILE_H + row) * 2) - base);
-
-					fma4(acc, w, __ldcg((const float4 *)part + (size_t)i * UNITS + u));
-				}
-				finish<C>(to, u, acc, sm.total[1][row]);
-			}
-			if (rank == 0 && to.lse && t < (int)to.heads)
-				to.lse[t] = natural_lse(sm.total[0][t], sm.total[1][t]);
-		}
-	}
-	if (ranks > 1)
-		cluster_wait();
+	mg.finish(to, group * 128 + t);
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::THREADS, C::MINCTA) kernel(const __grid_constant__ params p)
+__global__ void __launch_bounds__(C::THREADS, 1) kernel(const __grid_constant__ params p)
 {
 	extern __shared__ __align__(128) uint8_t smem_raw[];
 	shared<C> &sm = *reinterpret_cast<shared<C> *>(smem_raw);
-	const int t = threadIdx.x, warp = t >> 5, lane = t & 31, dq = warp & 3, kh = warp >> 2;
+	const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
 	const uint32_t split = blockIdx.x % p.splits, item = blockIdx.x / p.splits;
 	const uint32_t tile = item % p.head_tiles, query = item / p.head_tiles;
-	uint32_t ei = 0;
-
-	while (ei + 1 < p.nr_entries && query >= p.entries[ei + 1].first)
-		ei++;
-	const struct exl3_cuda_mla_entry &e = p.entries[ei];
-	const uint32_t row = query - e.first;
-	const uint32_t dim = C::EXACT ? C::DP : p.dim;
+	const struct exl3_cuda_mla_entry &e = p.entries[entry_of(p, query)];
+	const uint32_t row = query - e.first, dim = C::EXACT ? C::DP : p.dim;
 	const uint32_t per = ((e.topk + p.splits - 1) / p.splits + 15) & ~15u;
+	const uint32_t begin = min(split * per, e.topk), end = min(begin + per, e.topk);
+	const uint32_t blocks = (end - begin + C::KB - 1) / C::KB;
 	selection<C> sel;
 
-	sel.indices = (const uint8_t *)e.indices + (size_t)row * e.indices_stride;
-	sel.slots = e.slots;
-	sel.stride = e.cache_stride;
-	sel.begin = min(split * per, e.topk);
-	sel.end = min(sel.begin + per, e.topk);
-	sel.wide = e.indices_dtype == EXL3_I64;
-	sel.bad = 0;
-	const uint32_t blocks = (sel.end - sel.begin + C::KB - 1) / C::KB;
-	const uint8_t *cache = (const uint8_t *)e.cache;
-
-	sel.fetch(0, warp, lane);
+	if (warp >= 8) {
+		sel.init(e, row, begin, end);
+		sel.fetch(0, warp - 8, lane);
+	}
+	if (threadIdx.x == 0) {
+		for (int i = 0; i < C::STAGES; i++) {
+			mbar_init(smem_addr(&sm.full[i]), C::PRODUCERS * 33);
+			mbar_init(smem_addr(&sm.empty[i]), 4);
+		}
+	}
 	if constexpr (!C::EXACT) {
 		/* Columns past dim are never loaded; zeros there keep NaN out of S. */
-		for (uint32_t i = t; i < sizeof(sm.stage) / 16; i += C::THREADS)
+		for (uint32_t i = threadIdx.x; i < sizeof(sm.stage) / 16; i += C::THREADS)
 			((uint4 *)sm.stage)[i] = make_uint4(0, 0, 0, 0);
-		__syncthreads();
 	}
-	const uint32_t row_chunks = dim * C::ESIZE / 16;
-
-#pragma unroll
-	for (int s = 0; s < C::STAGES - 1; s++) {
-		if ((uint32_t)s < blocks)
-			load_block<C>(sm, sel, cache, s, s, row_chunks, warp, lane);
-		cp_async_commit();
+	__syncthreads();
+	if (warp >= 8) {
+		produce<C>(sm, sel, (const uint8_t *)e.cache, blocks, dim * C::ESIZE / 16, warp - 8, lane);
+		sel.report(e, tile, lane);
+		return; /* cluster barriers wait for threads that have not exited */
 	}
-	const uint32_t q_esize = e.q_dtype == EXL3_F32 ? 4 : 2;
+	const int group = warp >> 2, t = threadIdx.x & 127;
 	const uint32_t heads = min(p.heads - tile * C::TILE_H, (uint32_t)C::TILE_H);
 	uint32_t qf[C::KSTEPS][4];
-
-	load_q<C>(qf, (const uint8_t *)e.q + (size_t)row * e.q_stride +
-			      (size_t)tile * C::TILE_H * dim * q_esize,
-		  e.q_dtype, heads, dim, dq, lane);
-	const float scale_log2 = e.scale * e.kv_scale * 1.4426950408889634f;
 	float o[C::VT][4] = {};
 	float m = -CUDART_INF_F, l = 0.0f;
-	uint32_t stage = 0, fill = C::STAGES - 1;
 
-	for (uint32_t j = 0; j < blocks; j++) {
-		cp_async_wait<C::STAGES - 2>();
-		__syncthreads(); /* block j is there; block j - 1 has been read by all */
-		if (j + C::STAGES - 1 < blocks)
-			load_block<C>(sm, sel, cache, j + C::STAGES - 1, fill, row_chunks, warp, lane);
-		cp_async_commit();
-		scores<C>(sm, qf, stage, dq, kh, lane);
-		__syncthreads();
-		softmax<C>(sm, stage, scale_log2, m, l, t);
-		__syncthreads();
-		values<C>(sm, o, stage, warp, lane);
-		stage = stage + 1 == C::STAGES ? 0 : stage + 1;
-		fill = fill + 1 == C::STAGES ? 0 : fill + 1;
-	}
+	load_q<C>(qf,
+		  (const uint8_t *)e.q + (size_t)row * e.q_stride +
+			  (size_t)tile * C::TILE_H * dim * (e.q_dtype == EXL3_F32 ? 4 : 2),
+		  e.q_dtype, heads, dim, warp & 3, lane);
+	consume<C>(sm, qf, o, m, l, blocks, e.scale * e.kv_scale * 1.4426950408889634f, group, t);
 #pragma unroll
-	for (int d = 8; d; d >>= 1)
+	for (int d = 4; d; d >>= 1)
 		l += __shfl_xor_sync(~0u, l, d);
-	if ((t & 15) == 0) {
-		sm.merge.ml[0][t >> 4] = m;
-		sm.merge.ml[1][t >> 4] = l;
+	if ((t & 7) == 0) {
+		sm.ml[group][0][t >> 3] = m;
+		sm.ml[group][1][t >> 3] = l;
 	}
-	if (tile == 0 && e.skipped) {
-		const uint32_t bad = __reduce_add_sync(~0u, sel.bad);
-
-		if (lane == 0 && bad)
-			atomicAdd(e.skipped, bad);
-	}
-	cp_async_wait<0>();
-	__syncthreads(); /* the stages become O */
-	spill_o<C>((float *)sm.stage, o, warp, lane);
-	const uint32_t o_esize = e.o_dtype == EXL3_F32 ? 4 : 2;
-	const uint32_t value_dim = C::EXACT ? C::VP : p.value_dim;
 	target to;
 
-	to.o = (uint8_t *)e.o + (size_t)row * e.o_stride +
-	       (size_t)tile * C::TILE_H * value_dim * o_esize;
-	to.lse = e.lse ? e.lse + (size_t)row * p.heads + tile * C::TILE_H : nullptr;
-	to.dtype = e.o_dtype;
-	to.heads = heads;
-	to.value_dim = value_dim;
-	to.kv_scale = e.kv_scale;
-	merge<C>(sm.merge, (float *)sm.stage, p, to, item, split, t);
+	to.init(p, e, row, tile, C::TILE_H);
+	deliver<C>(sm, p, to, o, item, split, group, t);
 }
-
-/* What mla.cu knows of a compiled kernel. */
-struct instance {
-	const void *fn;
-	size_t smem;
-	int cache_dtype, dim_cap, value_cap, tile_h, threads;
-	bool exact;
-	/* For plan(): percent of the time that HBM takes for a key; start and end of a CTA, in keys. */
-	uint32_t key_cost, start_cost;
-};
-
-/* mla.cu; also for the benchmark's own variants. */
-bool supports(const instance &in, const struct exl3_cuda_mla *a);
-size_t ws_bytes(const instance &in, const struct exl3_cuda_mla *a);
-int launch(const instance &in, const struct exl3_cuda_mla *a, cudaStream_t stream);
 
 } // namespace exl3_mla
 
 /* Defines exl3_mla::NAME, an instance. */
-#define EXL3_MLA_INSTANTIATE(name, cache, dp, vp, kb, stages, mincta, exact)                         \
+#define EXL3_MLA_INSTANTIATE(name, cache, dp, vp, stages, exact)                                     \
 	namespace exl3_mla                                                                           \
 	{                                                                                            \
-	using name##_config = config<cache, dp, vp, kb, stages, mincta, exact>;                      \
+	using name##_config = config<cache, dp, vp, stages, exact>;                                  \
 	extern const instance name;                                                                  \
 	const instance name = {(const void *)kernel<name##_config>, sizeof(shared<name##_config>),   \
-			       cache, dp, vp, 16, 256, exact, 100, 64};                                            \
+			       cache, dp, vp, 16, 384, exact, 11.0f, 3000.0f};                       \
 	}
 
 #endif

@@ -129,28 +129,61 @@ __device__ __forceinline__ uint32_t cluster_map(uint32_t addr, uint32_t rank)
 }
 
 #if EXL3_MLA_CLUSTERS
-#define EXL3_MLA_LD_CLUSTER "ld.shared::cluster"
+#define EXL3_MLA_ST_CLUSTER "st.shared::cluster"
 #else
-#define EXL3_MLA_LD_CLUSTER "ld.shared"
+#define EXL3_MLA_ST_CLUSTER "st.shared"
 #endif
 
-__device__ __forceinline__ float cluster_load(uint32_t addr)
+__device__ __forceinline__ void cluster_store(uint32_t addr, float v)
 {
-	float v;
-
-	asm volatile(EXL3_MLA_LD_CLUSTER ".f32 %0, [%1];" : "=f"(v) : "r"(addr) : "memory");
-	return v;
+	asm volatile(EXL3_MLA_ST_CLUSTER ".f32 [%0], %1;" ::"r"(addr), "f"(v) : "memory");
 }
 
-__device__ __forceinline__ float4 cluster_load4(uint32_t addr)
+__device__ __forceinline__ void cluster_store2(uint32_t addr, float x, float y)
 {
-	float4 v;
-
-	asm volatile(EXL3_MLA_LD_CLUSTER ".v4.f32 {%0,%1,%2,%3}, [%4];"
-		     : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-		     : "r"(addr)
+	asm volatile(EXL3_MLA_ST_CLUSTER ".v2.f32 [%0], {%1, %2};" ::"r"(addr), "f"(x), "f"(y)
 		     : "memory");
-	return v;
+}
+
+__device__ __forceinline__ void cluster_store4(uint32_t addr, float x, float y, float z, float w)
+{
+	asm volatile(EXL3_MLA_ST_CLUSTER ".v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "f"(x),
+		     "f"(y), "f"(z), "f"(w)
+		     : "memory");
+}
+
+/* mbarriers (sm_80 and later) in this CTA's shared memory. */
+__device__ __forceinline__ void mbar_init(uint32_t bar, uint32_t count)
+{
+	asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void mbar_arrive(uint32_t bar)
+{
+	asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(bar) : "memory");
+}
+
+/* Arrives when all earlier cp.async of this thread have landed; one of the expected arrivals. */
+__device__ __forceinline__ void mbar_arrive_copies(uint32_t bar)
+{
+	asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+}
+
+__device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity)
+{
+#if EXL3_MLA_CLUSTERS
+	asm volatile("{\n .reg .pred p;\n"
+		     "again_%=:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+		     " @p bra done_%=;\n bra again_%=;\n done_%=:\n}" ::"r"(bar),
+		     "r"(parity)
+		     : "memory");
+#else
+	asm volatile("{\n .reg .pred p;\n"
+		     "again_%=:\n mbarrier.test_wait.parity.shared.b64 p, [%0], %1;\n"
+		     " @p bra done_%=;\n bra again_%=;\n done_%=:\n}" ::"r"(bar),
+		     "r"(parity)
+		     : "memory");
+#endif
 }
 
 } // namespace exl3_mla

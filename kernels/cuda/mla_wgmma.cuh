@@ -58,25 +58,6 @@ __device__ __forceinline__ void fence_async_proxy()
 	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-__device__ __forceinline__ void mbar_init(uint32_t bar, uint32_t count)
-{
-	asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
-}
-
-__device__ __forceinline__ void mbar_arrive(uint32_t bar)
-{
-	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-
-__device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity)
-{
-	asm volatile("{\n .reg .pred p;\n"
-		     "again_%=:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-		     " @p bra done_%=;\n bra again_%=;\n done_%=:\n}" ::"r"(bar),
-		     "r"(parity)
-		     : "memory");
-}
-
 template <int REGS> __device__ __forceinline__ void registers_more()
 {
 	asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGS));

@@ -2,7 +2,7 @@
 /*
  * mla_wide.cuh - sparse MLA decode for 64 heads a CTA with wgmma: many heads or many queries.
  *
- * The same formula, work items, split and merge as mla.cuh. q [64, D] and two blocks of 64 cache rows
+ * Formula, work items, split and merge: mla_common.cuh. q [64, D] and two blocks of 64 cache rows
  * lie in shared memory as tiles of 64 rows x 128 bytes (swizzled, see mla_wgmma.cuh). f16 and bf16.
  *
  *   warpgroup 0, 1  S[64 x 32 keys each] = Q K^T     m64n32k16, D/16 steps
@@ -18,7 +18,7 @@
 #ifndef EXL3_KERNELS_CUDA_MLA_WIDE_CUH
 #define EXL3_KERNELS_CUDA_MLA_WIDE_CUH
 
-#include "kernels/cuda/mla.cuh"
+#include "kernels/cuda/mla_common.cuh"
 #include "kernels/cuda/mla_wgmma.cuh"
 
 namespace exl3_mla
@@ -32,17 +32,18 @@ template <int CACHE, int DP_> struct wide_config {
 	static constexpr int CHUNKS = DP * 2 / 16;    /* of 16 bytes in a row */
 	static constexpr int KEYS_W = KB / 4;         /* keys that a producer warp loads per block */
 	static constexpr int SET = 32 / KEYS_W;
-	static constexpr int OROW = VP + 4;           /* words of a row of O for the merge */
 	static constexpr int PRODUCER_REGS = 72, CONSUMER_REGS = 216;
 	static_assert(DP % 64 == 0 && CACHE != EXL3_E4M3, "tiles of two-byte values");
 	static_assert(128 * PRODUCER_REGS + 256 * CONSUMER_REGS <= 65536, "register file");
-	static_assert((2 * TILES + 1) * TILE_BYTES >= TILE_H * OROW * 4, "O reuses row blocks and P");
-	static_assert(TILES * TILE_BYTES >= (int)sizeof(merge_shared<TILE_H>), "merging reuses q");
+	using merger_type = merger<TILE_H, VP>;
+	static_assert((size_t)(3 * TILES + 1) * TILE_BYTES >=
+			      merger_type::recv_bytes() + sizeof(merge_shared<TILE_H>),
+		      "the merge reuses q, the row blocks and P");
 };
 
 template <class C> struct wide_shared {
-	uint8_t q[C::TILES][C::TILE_BYTES]; /* at the end: merge_shared */
-	uint8_t kv[2][C::TILES][C::TILE_BYTES]; /* at the end, with p: O, [64][OROW] f32 */
+	uint8_t q[C::TILES][C::TILE_BYTES];     /* at the end, with kv and p: received O, */
+	uint8_t kv[2][C::TILES][C::TILE_BYTES]; /* then merge_shared */
 	uint8_t p[C::TILE_BYTES];
 	float top[2][2][64];  /* row maxima of a block: parity, warpgroup, row */
 	float sum[2][64];     /* warpgroup, row */
@@ -59,13 +60,7 @@ __device__ __forceinline__ void wide_produce(wide_shared<C> &sm, selection<C> &s
 	const uint32_t empty = smem_addr(sm.empty), full = smem_addr(sm.full);
 
 	for (uint32_t j = 0; j < blocks; j++) {
-		const uint32_t slot = j & 1, sub = j % C::SET;
-
-		if (sub == 0) {
-			sel.cur = sel.nxt;
-			sel.fetch(j / C::SET + 1, warp, lane);
-		}
-		const uint32_t mask = __ballot_sync(~0u, sel.cur >= 0) >> (sub * C::KEYS_W);
+		const uint32_t slot = j & 1, sub = j % C::SET, mask = sel.advance(j, warp, lane);
 
 		if (j >= 2)
 			mbar_wait(empty + slot * 8, (j / 2 - 1) & 1);
@@ -77,12 +72,9 @@ __device__ __forceinline__ void wide_produce(wide_shared<C> &sm, selection<C> &s
 		for (int i = 0; i < C::KEYS_W * C::CHUNKS / 32; i++) {
 			const uint32_t id = i * 32 + lane, k = id / C::CHUNKS, c = id - k * C::CHUNKS;
 			const uint32_t key = warp * C::KEYS_W + k;
-			const int64_t off = __shfl_sync(~0u, sel.cur, sub * C::KEYS_W + k);
-			const uint8_t *src = off >= 0 ? cache + off + c * 16 : cache;
 
-			cp_async16(base + (c >> 3) * C::TILE_BYTES + key * 128 +
-					   ((c & 7) ^ (key & 7)) * 16,
-				   src, off >= 0 ? 16 : 0);
+			copy_chunk(base + (c >> 3) * C::TILE_BYTES + key * 128 + ((c & 7) ^ (key & 7)) * 16,
+				   cache, __shfl_sync(~0u, sel.cur, sub * C::KEYS_W + k), c);
 		}
 		cp_async_commit();
 		/* At the start both slots are requested before the first is waited for. */
@@ -153,19 +145,6 @@ __device__ __forceinline__ void wide_values(wide_shared<C> &sm, float (&o)[128],
 	wgmma_commit();
 }
 
-template <bool BF16> __device__ __forceinline__ uint32_t pack2(float x, float y)
-{
-	if constexpr (BF16) {
-		const __nv_bfloat162 b = __floats2bfloat162_rn(x, y);
-
-		return *(const uint32_t *)&b;
-	} else {
-		const __half2 h = __floats2half2_rn(x, y);
-
-		return *(const uint32_t *)&h;
-	}
-}
-
 template <class C>
 __device__ __forceinline__ void wide_consume(wide_shared<C> &sm, float (&o)[128], float (&m)[2],
 					     float (&l)[2], uint32_t blocks, float scale_log2, int wg,
@@ -217,7 +196,7 @@ __device__ __forceinline__ void wide_consume(wide_shared<C> &sm, float (&o)[128]
 			const float other = sm.top[slot][wg ^ 1][row0 + 8 * r];
 			const float now = fmaxf(fmaxf(top[r], other), m[r]);
 
-			base[r] = now == -CUDART_INF_F ? 0.0f : now;
+			base[r] = exponent_base(now);
 			alpha[r] = exp2f(m[r] - base[r]);
 			m[r] = now;
 			l[r] *= alpha[r];
@@ -250,6 +229,55 @@ __device__ __forceinline__ void wide_consume(wide_shared<C> &sm, float (&o)[128]
 	wgmma_hold(o);
 }
 
+/* m, l: max and this thread's part of the sum of its two rows. */
+template <class C>
+__device__ __forceinline__ void wide_deliver(wide_shared<C> &sm, const params &p, const target &to,
+					     const float (&o)[128], const float (&m)[2], float (&l)[2],
+					     uint32_t item, uint32_t split, int wg, int t)
+{
+	const int lane = t & 31, l4 = lane & 3, row0 = ((t >> 5) & 3) * 16 + (lane >> 2);
+	uint8_t *base = (uint8_t *)&sm;
+	const typename C::merger_type mg(
+		*reinterpret_cast<merge_shared<C::TILE_H> *>(base + C::merger_type::recv_bytes()),
+		(float *)base, p, item, split);
+
+#pragma unroll
+	for (int r = 0; r < 2; r++) {
+		l[r] += __shfl_xor_sync(~0u, l[r], 1);
+		l[r] += __shfl_xor_sync(~0u, l[r], 2);
+		if (l4 == 0)
+			sm.sum[wg][row0 + 8 * r] = l[r];
+	}
+	mg.begin();
+#pragma unroll
+	for (int r = 0; r < 2; r++)
+		l[r] = sm.sum[0][row0 + 8 * r] + sm.sum[1][row0 + 8 * r];
+	if (p.splits == 1) {
+		const float f[2] = {to.factor(l[0]), to.factor(l[1])};
+
+#pragma unroll
+		for (int i = 0; i < 128; i += 2) {
+			const int r = (i >> 1) & 1;
+
+			to.store2(row0 + 8 * r, wg * 256 + (i >> 2) * 8 + 2 * l4, o[i] * f[r],
+				  o[i + 1] * f[r]);
+		}
+		if (wg == 0 && l4 < 2)
+			to.store_lse(row0 + 8 * l4, l4 ? m[1] : m[0], l4 ? l[1] : l[0]);
+		return;
+	}
+	/* The four lanes of a row, in both warpgroups, share the ranks. */
+	for (uint32_t r = wg * 2 + (l4 >> 1); r < p.cluster; r += 4)
+		mg.push_ml(r, row0 + 8 * (l4 & 1), l4 & 1 ? m[1] : m[0], l4 & 1 ? l[1] : l[0]);
+#pragma unroll
+	for (int i = 0; i < 128; i += 2) {
+		const int d = wg * 256 + (i >> 2) * 8 + 2 * l4;
+
+		cluster_store2(mg.slot(d / 16, row0 + ((i >> 1) & 1) * 8, d % 16), o[i], o[i + 1]);
+	}
+	mg.finish(to, t);
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_constant__ params p)
 {
@@ -259,11 +287,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_consta
 	const int t = threadIdx.x, wg = t >> 7;
 	const uint32_t split = blockIdx.x % p.splits, item = blockIdx.x / p.splits;
 	const uint32_t tile = item % p.head_tiles, query = item / p.head_tiles;
-	uint32_t ei = 0;
-
-	while (ei + 1 < p.nr_entries && query >= p.entries[ei + 1].first)
-		ei++;
-	const struct exl3_cuda_mla_entry &e = p.entries[ei];
+	const struct exl3_cuda_mla_entry &e = p.entries[entry_of(p, query)];
 	const uint32_t row = query - e.first;
 	const uint32_t per = ((e.topk + p.splits - 1) / p.splits + 15) & ~15u;
 	const uint32_t begin = min(split * per, e.topk), end = min(begin + per, e.topk);
@@ -282,21 +306,10 @@ __global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_consta
 		const int warp = (t >> 5) & 3, lane = t & 31;
 		selection<C> sel;
 
-		sel.indices = (const uint8_t *)e.indices + (size_t)row * e.indices_stride;
-		sel.slots = e.slots;
-		sel.stride = e.cache_stride;
-		sel.begin = begin;
-		sel.end = end;
-		sel.wide = e.indices_dtype == EXL3_I64;
-		sel.bad = 0;
+		sel.init(e, row, begin, end);
 		sel.fetch(0, warp, lane);
 		wide_produce<C>(sm, sel, (const uint8_t *)e.cache, blocks, warp, lane);
-		if (tile == 0 && e.skipped) {
-			const uint32_t bad = __reduce_add_sync(~0u, sel.bad);
-
-			if (lane == 0 && bad)
-				atomicAdd(e.skipped, bad);
-		}
+		sel.report(e, tile, lane);
 		return; /* cluster barriers wait for threads that have not exited */
 	}
 	registers_more<C::CONSUMER_REGS>();
@@ -314,39 +327,10 @@ __global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_consta
 
 	wide_consume<C>(sm, o, m, l, blocks, e.scale * e.kv_scale * 1.4426950408889634f, wg, t);
 
-	const int lane = t & 31, g = lane >> 2, l4 = lane & 3, row0 = ((t >> 5) & 3) * 16 + g;
-	merge_shared<C::TILE_H> &ms = *reinterpret_cast<merge_shared<C::TILE_H> *>(sm.q);
-	float *osm = (float *)sm.kv;
-
-#pragma unroll
-	for (int r = 0; r < 2; r++) {
-		l[r] += __shfl_xor_sync(~0u, l[r], 1);
-		l[r] += __shfl_xor_sync(~0u, l[r], 2);
-		if (l4 == 0)
-			sm.sum[wg][row0 + 8 * r] = l[r];
-	}
-	sync_mergers(); /* both warpgroups are done with q and the row blocks */
-	if (wg == 0 && l4 == 0) {
-#pragma unroll
-		for (int r = 0; r < 2; r++) {
-			ms.ml[0][row0 + 8 * r] = m[r];
-			ms.ml[1][row0 + 8 * r] = sm.sum[0][row0 + 8 * r] + sm.sum[1][row0 + 8 * r];
-		}
-	}
-#pragma unroll
-	for (int i = 0; i < 128; i += 2)
-		*(float2 *)(osm + (row0 + ((i >> 1) & 1) * 8) * C::OROW + wg * 256 + (i >> 2) * 8 + 2 * l4) =
-			make_float2(o[i], o[i + 1]);
 	target to;
 
-	to.dtype = e.o_dtype;
-	to.heads = heads;
-	to.value_dim = C::VP;
-	to.kv_scale = e.kv_scale;
-	to.o = (uint8_t *)e.o + (size_t)row * e.o_stride +
-	       (size_t)tile * C::TILE_H * C::VP * (e.o_dtype == EXL3_F32 ? 4 : 2);
-	to.lse = e.lse ? e.lse + (size_t)row * p.heads + tile * C::TILE_H : nullptr;
-	merge<C>(ms, osm, p, to, item, split, t);
+	to.init(p, e, row, tile, C::TILE_H);
+	wide_deliver<C>(sm, p, to, o, m, l, item, split, wg, t);
 #else
 	__trap(); /* supports() offers it on sm_90 only */
 #endif
@@ -362,7 +346,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_consta
 	extern const instance name;                                                                  \
 	const instance name = {(const void *)wide_kernel<name##_config>,                             \
 			       sizeof(wide_shared<name##_config>), cache, dp, 512, 64, 384, true,     \
-			       130, 128};                                                    \
+			       26.0f, 6000.0f};                                                      \
 	}
 
 #endif

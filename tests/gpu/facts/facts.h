@@ -313,13 +313,20 @@ __device__ static inline uint64_t device_ns(void)
 	return t;
 }
 
-/* Waits for *flag >= value, at most @limit_ms. */
-__global__ static void wait_flag(const volatile uint32_t *flag, uint32_t value, uint32_t limit_ms)
+/* Waits for *flag >= value, at most @limit_ms. The timer is slow: it is read now and then. */
+__device__ static inline void wait_word(const volatile uint32_t *flag, uint32_t value, uint32_t limit_ms)
 {
 	const uint64_t end = device_ns() + limit_ms * 1000000ull;
+	uint32_t spins = 0;
 
-	while ((int32_t)(*flag - value) < 0 && device_ns() < end)
-		;
+	while ((int32_t)(*flag - value) < 0)
+		if (++spins % 256 == 0 && device_ns() > end)
+			break;
+}
+
+__global__ static void wait_flag(const volatile uint32_t *flag, uint32_t value, uint32_t limit_ms)
+{
+	wait_word(flag, value, limit_ms);
 }
 
 __global__ static void illegal_access(void)

@@ -13,6 +13,15 @@ struct client_arg {
 	uid_t uid;
 };
 
+/* cudaGetErrorName() would start CUDA in the parent, and its later children could not use it. */
+static const char *error_text(cudaError_t e)
+{
+	static char text[32];
+
+	snprintf(text, sizeof(text), "CUDA error %d", (int)e);
+	return text;
+}
+
 static int client(int sock, const void *p)
 {
 	const struct client_arg *a = (const struct client_arg *)p;
@@ -95,13 +104,13 @@ static void faults(struct mps *m)
 
 	fact("mps_fault", "a client's illegal access kills the contexts of all clients of its server",
 	     seen && hv.result != cudaSuccess, "the other client saw %s",
-	     seen ? cudaGetErrorName(hv.result) : "nothing in 8 s");
+	     seen ? error_text(hv.result) : "nothing in 8 s");
 	struct child n = join_as(&na);
 	const bool in = joined(&n, &hn, 2500);
 
 	kill_now(&n);
 	fact("mps_fault_newcomer", "the faulted server refuses newcomers until its last client is gone", !in,
-	     "newcomer: %s", in ? "ran" : hn.ms < 0 ? "no answer in 2.5 s" : cudaGetErrorName(hn.result));
+	     "newcomer: %s", in ? "ran" : hn.ms < 0 ? "no answer in 2.5 s" : error_text(hn.result));
 	const double t = now_ms();
 	const bool up = mps_start(&fresh, true);
 	const struct client_arg ga = {fresh.dir, 'n', 0};
@@ -122,7 +131,7 @@ static void faults(struct mps *m)
 
 	kill_now(&n);
 	fact("mps_fault_over", "after its last client the server takes newcomers again", in3, "newcomer: %s",
-	     in3 ? "ran" : hn.ms < 0 ? "no answer in 8 s" : cudaGetErrorName(hn.result));
+	     in3 ? "ran" : hn.ms < 0 ? "no answer in 8 s" : error_text(hn.result));
 }
 
 static void killed(struct mps *m)
@@ -143,7 +152,7 @@ static void killed(struct mps *m)
 
 		fact("mps_kill", "SIGKILL of a client inside a kernel kills the contexts of all clients",
 		     seen && hv.result != cudaSuccess, "the other client saw %s",
-		     seen ? cudaGetErrorName(hv.result) : "nothing in 8 s");
+		     seen ? error_text(hv.result) : "nothing in 8 s");
 	}
 	kill_now(&s);
 	kill_now(&v);
@@ -182,10 +191,10 @@ static void second_uid(bool multiuser)
 		fact(name, "the first client joins", false, "it did not");
 	else if (multiuser)
 		fact(name, "with -multiuser-server a second uid joins", second, "%s",
-		     second ? "ran" : hu.ms < 0 ? "no answer in 8 s" : cudaGetErrorName(hu.result));
+		     second ? "ran" : hu.ms < 0 ? "no answer in 8 s" : error_text(hu.result));
 	else
 		fact(name, "without -multiuser-server a second uid waits for ever", !second && hu.ms < 0, "%s",
-		     second ? "ran" : hu.ms < 0 ? "no answer in 2.5 s" : cudaGetErrorName(hu.result));
+		     second ? "ran" : hu.ms < 0 ? "no answer in 2.5 s" : error_text(hu.result));
 	kill_now(&u);
 	kill_now(&r);
 	mps_stop(&m);

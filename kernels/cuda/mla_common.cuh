@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mla_common.cuh - what all MLA decode kernels share: parameters, the checked selection, the merge.
+ *
+ *   s[h, i] = scale * q[h, :] . kv[i, :]      p = exp(s - m)      o[h, :] = sum_i p[h, i] kv[i, 0:Dv] / sum_i p
+ *
+ * A work item is (query, TILE_H heads). Its keys are cut into `splits` equal ranges, one CTA each.
+ * A cluster of S CTAs merges through distributed shared memory: the O of a CTA is cut into chunks of
+ * 16 dims, rank r owns chunks with chunk * S / CHUNKS == r, everybody pushes its part of a chunk to the
+ * owner. Several clusters (splits = S * groups) of one item merge in the workspace, by whichever CTA of
+ * a rank arrives last. The order of summation is fixed: by rank, then by group.
+ */
+#ifndef EXL3_KERNELS_CUDA_MLA_COMMON_CUH
+#define EXL3_KERNELS_CUDA_MLA_COMMON_CUH
+
+#include "kernels/cuda/mla.h"
+#include "kernels/cuda/mla_ptx.cuh"
+
+#include <math_constants.h>
+
+namespace exl3_mla
+{
+
+constexpr int CLUSTER_MAX = 16;
+constexpr int MERGERS = 256; /* threads that compute and merge, in every kernel: named barrier 1 */
+
+struct params {
+	/* First, so that one constant line holds what every thread needs at once. */
+	uint32_t nr_entries, heads, dim, value_dim;
+	uint32_t head_tiles, splits, cluster;
+	uint32_t *counters; /* [items, cluster], zero; left zero */
+	float *part;        /* [items, groups, TILE_H * VP] in the order of merge units */
+	float *part_ml;     /* [items, groups, cluster, 2, TILE_H] max and sum */
+	struct exl3_cuda_mla_entry entries[EXL3_CUDA_MLA_ENTRIES_MAX];
+};
+
+__device__ __forceinline__ void sync_mergers()
+{
+	asm volatile("bar.sync 1, %0;" ::"n"(MERGERS) : "memory");
+}
+
+/* Two floats as a pair of the MMA type. */
+template <bool BF16> __device__ __forceinline__ uint32_t pack2(float x, float y)
+{
+	if constexpr (BF16) {
+		const __nv_bfloat162 b = __floats2bfloat162_rn(x, y);
+
+		return *(const uint32_t *)&b;
+	} else {
+		const __half2 h = __floats2half2_rn(x, y);
+
+		return *(const uint32_t *)&h;
+	}
+}
+
+/* Two adjacent elements of q as a pair of the MMA type. */
+template <bool BF16>
+__device__ __forceinline__ uint32_t load_q2(const uint8_t *row, uint32_t dtype, uint32_t d)
+{
+	float2 v;
+
+	if (dtype == EXL3_F32) {
+		v = *(const float2 *)(row + (size_t)d * 4);
+	} else {
+		const uint32_t raw = *(const uint32_t *)(row + (size_t)d * 2);
+
+		if (dtype == (BF16 ? EXL3_BF16 : EXL3_F16))
+			return raw;
+		if (dtype == EXL3_BF16)
+			v = __bfloat1622float2(*(const __nv_bfloat162 *)&raw);
+		else
+			v = __half22float2(*(const __half2 *)&raw);
+	}
+	return pack2<BF16>(v.x, v.y);
+}
+
+constexpr uint32_t NO_ROW = ~0u;
+
+/*
+ * A producer warp's view of the selection: where the next rows lie, checked, in registers. C gives KB
+ * keys of a block, KEYS_W of them for this warp, SET blocks of them in 32 lanes.
+ */
+template <class C> struct selection {
+	const uint8_t *indices; /* of this query */
+	uint64_t slots;
+	uint32_t stride16;   /* of the cache, in units of 16 bytes */
+	uint32_t begin, end; /* keys of this CTA */
+	bool wide;
+	uint32_t cur, nxt; /* lane l: row offset / 16 of key (block l / KEYS_W, l % KEYS_W), or NO_ROW */
+	uint32_t bad;
+
+	__device__ __forceinline__ void init(const struct exl3_cuda_mla_entry &e, uint32_t row,
+					     uint32_t first, uint32_t last)
+	{
+		indices = (const uint8_t *)e.indices + (size_t)row * e.indices_stride;
+		slots = e.slots;
+		stride16 = (uint32_t)(e.cache_stride / 16);
+		begin = first;
+		end = last;
+		wide = e.indices_dtype == EXL3_I64;
+		bad = 0;
+	}
+
+	__device__ __forceinline__ void fetch(uint32_t set, int warp, int lane)
+	{
+		const uint32_t key = begin + (set * C::SET + lane / C::KEYS_W) * C::KB +
+				     warp * C::KEYS_W + lane % C::KEYS_W;
+		int64_t v = -1;
+
+		if (key < end)
+			v = load_index(indices + (size_t)key * (wide ? 8 : 4), wide);
+		const bool ok = (uint64_t)v < slots;
+
+		bad += !ok && v != -1;
+		nxt = ok ? (uint32_t)v * stride16 : NO_ROW;
+	}
+
+	/* Steps to @block and returns which of this warp's keys exist. */
+	__device__ __forceinline__ uint32_t advance(uint32_t block, int warp, int lane)
+	{
+		const uint32_t sub = block % C::SET;
+
+		if (sub == 0) {
+			cur = nxt;
+			fetch(block / C::SET + 1, warp, lane);
+		}
+		return __ballot_sync(~0u, cur != NO_ROW) >> (sub * C::KEYS_W);
+	}
+
+	__device__ __forceinline__ void report(const struct exl3_cuda_mla_entry &e, uint32_t tile,
+					       int lane) const
+	{
+		if (tile || !e.skipped)
+			return;
+		const uint32_t sum = __reduce_add_sync(~0u, bad);
+
+		if (lane == 0 && sum)
+			atomicAdd(e.skipped, sum);
+	}
+};
+
+/* One row chunk to shared memory; a key that does not exist is written as zeros. */
+__device__ __forceinline__ void copy_chunk(uint32_t dst, const uint8_t *cache, uint32_t off16, uint32_t c)
+{
+	const bool in = off16 != NO_ROW;
+
+	cp_async16(dst, in ? cache + ((size_t)off16 + c) * 16 : cache, in ? 16 : 0);
+}
+
+/* Which entry a query of the launch belongs to. */
+__device__ __forceinline__ uint32_t entry_of(const params &p, uint32_t query)
+{
+	uint32_t i = 0;
+
+	while (i + 1 < p.nr_entries && query >= p.entries[i + 1].first)
+		i++;
+	return i;
+}
+
+/* Where the results of an item go. */
+struct target {
+	uint8_t *o; /* first head of the tile */
+	float *lse; /* or NULL */
+	uint32_t dtype, heads, value_dim;
+	float kv_scale;
+
+	__device__ __forceinline__ void init(const params &p, const struct exl3_cuda_mla_entry &e,
+					     uint32_t row, uint32_t tile, uint32_t tile_h)
+	{
+		dtype = e.o_dtype;
+		heads = min(p.heads - tile * tile_h, tile_h);
+		value_dim = p.value_dim;
+		kv_scale = e.kv_scale;
+		o = (uint8_t *)e.o + (size_t)row * e.o_stride +
+		    (size_t)tile * tile_h * value_dim * (dtype == EXL3_F32 ? 4 : 2);
+		lse = e.lse ? e.lse + (size_t)row * p.heads + tile * tile_h : nullptr;
+	}
+
+	__device__ __forceinline__ float factor(float l) const
+	{
+		return l == 0.0f ? 0.0f : kv_scale / l;
+	}
+
+	__device__ __forceinline__ void store2(uint32_t row, uint32_t d, float x, float y) const
+	{
+		if (row >= heads || d >= value_dim)
+			return;
+		const size_t i = (size_t)row * value_dim + d;
+
+		if (dtype == EXL3_F32)
+			*(float2 *)(o + i * 4) = make_float2(x, y);
+		else
+			*(uint32_t *)(o + i * 2) =
+				dtype == EXL3_BF16 ? pack2<true>(x, y) : pack2<false>(x, y);
+	}
+
+	__device__ __forceinline__ void store4(uint32_t row, uint32_t d, float4 v) const
+	{
+		if (row >= heads || d >= value_dim)
+			return;
+		const size_t i = (size_t)row * value_dim + d;
+
+		if (dtype == EXL3_F32)
+			*(float4 *)(o + i * 4) = v;
+		else if (dtype == EXL3_BF16)
+			*(uint2 *)(o + i * 2) = make_uint2(pack2<true>(v.x, v.y), pack2<true>(v.z, v.w));
+		else
+			*(uint2 *)(o + i * 2) = make_uint2(pack2<false>(v.x, v.y), pack2<false>(v.z, v.w));
+	}
+
+	__device__ __forceinline__ void store_lse(uint32_t row, float m, float l) const
+	{
+		if (lse && row < heads)
+			lse[row] = l == 0.0f ? -CUDART_INF_F
+					     : (m + log2f(l)) * 0.69314718055994531f;
+	}
+};
+
+/* Base of exponents: any finite number where nothing but holes was seen. */
+__device__ __forceinline__ float exponent_base(float m)
+{
+	return m == -CUDART_INF_F ? 0.0f : m;
+}
+
+__device__ __forceinline__ void fma4(float4 &acc, float w, float4 v)
+{
+	acc.x += w * v.x;
+	acc.y += w * v.y;
+	acc.z += w * v.z;
+	acc.w += w * v.w;
+}
+
+/* What merging needs beside the received O; the same place in every CTA of a cluster. */
+template <int TILE_H> struct merge_shared {
+	float ml[2][CLUSTER_MAX][TILE_H]; /* max (log2 units) and sum, by rank or by group */
+	float weight[CLUSTER_MAX][TILE_H];
+	float total[2][TILE_H];
+	uint32_t last;
+};
+
+/* The merge of one CTA. Units of four dims in the order [chunk of 16 dims][row][4]. */
+template <int TILE_H, int VP> struct merger {
+	static constexpr int CHUNKS = VP / 16, CHUNK_FLOATS = TILE_H * 16, UNITS = TILE_H * VP / 4;
+
+	merge_shared<TILE_H> &sm;
+	float *recv; /* [ranks][most chunks of a rank][CHUNK_FLOATS], local */
+	const params &p;
+	uint32_t item, rank, ranks, group, groups, most;
+
+	__device__ __forceinline__ merger(merge_shared<TILE_H> &s, float *r, const params &ps, uint32_t it,
+					  uint32_t split)
+	    : sm(s), recv(r), p(ps), item(it), rank(split % ps.cluster), ranks(ps.cluster),
+	      group(split / ps.cluster), groups(ps.splits / ps.cluster),
+	      most((CHUNKS + ps.cluster - 1) / ps.cluster)
+	{
+	}
+
+	/* Bytes of recv that any number of ranks needs. */
+	__host__ __device__ static constexpr size_t recv_bytes()
+	{
+		size_t most = 0;
+
+		for (int s = 1; s <= CLUSTER_MAX; s++) {
+			const size_t n = (size_t)s * ((CHUNKS + s - 1) / s) * CHUNK_FLOATS * 4;
+
+			most = n > most ? n : most;
+		}
+		return most;
+	}
+
+	__device__ __forceinline__ uint32_t first_chunk(uint32_t r) const
+	{
+		return (r * CHUNKS + ranks - 1) / ranks;
+	}
+
+	/* All CTAs of the cluster are done with the memory that recv reuses. */
+	__device__ __forceinline__ void begin() const
+	{
+		if (ranks > 1) {
+			cluster_arrive();
+			cluster_wait();
+		} else {
+			sync_mergers();
+		}
+	}
+
+	/* One thread per row, and for each rank: this CTA's max and sum. */
+	__device__ __forceinline__ void push_ml(uint32_t to, int row, float m, float l) const
+	{
+		cluster_store(cluster_map(smem_addr(&sm.ml[0][rank][row]), to), m);
+		cluster_store(cluster_map(smem_addr(&sm.ml[1][rank][row]), to), l);
+	}
+
+	/* Address, at its owner, of dim @col of @row of @chunk. */
+	__device__ __forceinline__ uint32_t slot(uint32_t chunk, uint32_t row, uint32_t col) const
+	{
+		const uint32_t owner = chunk * ranks / CHUNKS;
+		const float *at = recv +
+				  (size_t)(rank * most + chunk - first_chunk(owner)) * CHUNK_FLOATS +
+				  row * 16 + col;
+
+		return cluster_map(smem_addr(at), owner);
+	}
+
+	/* After all pushes of this CTA. */
+	__device__ __forceinline__ void finish(const target &to, int t) const
+	{
+		begin();
+		weigh(ranks, t);
+		const uint32_t c0 = first_chunk(rank);
+		const int units = (int)(first_chunk(rank + 1) - c0) * (CHUNK_FLOATS / 4);
+		float *part = p.part + (size_t)item * groups * UNITS * 4;
+
+		for (int u = t; u < units; u += MERGERS) {
+			const int row = u % (CHUNK_FLOATS / 4) / 4;
+			float4 acc = make_float4(0, 0, 0, 0);
+
+#pragma unroll 8
+			for (uint32_t i = 0; i < ranks; i++)
+				fma4(acc, sm.weight[i][row],
+				     *(const float4 *)(recv + (size_t)i * most * CHUNK_FLOATS + u * 4));
+			if (groups == 1)
+				store(to, c0, u, acc);
+			else
+				__stcg((float4 *)part + (size_t)group * UNITS + c0 * (CHUNK_FLOATS / 4) + u,
+				       acc);
+		}
+		if (groups == 1)
+			store_lse(to, t);
+		else
+			merge_groups(to, c0, units, part, t);
+	}
+
+private:
+	/* Weights and totals of the @n results in sm.ml. */
+	__device__ __forceinline__ void weigh(uint32_t n, int t) const
+	{
+		for (uint32_t u = t; u < n * TILE_H; u += MERGERS) {
+			const uint32_t i = u / TILE_H, row = u % TILE_H;
+			float m = -CUDART_INF_F;
+
+#pragma unroll 4
+			for (uint32_t k = 0; k < n; k++)
+				m = fmaxf(m, sm.ml[0][k][row]);
+			const float base = exponent_base(m);
+
+			sm.weight[i][row] = exp2f(sm.ml[0][i][row] - base);
+			if (i == 0) {
+				float l = 0.0f;
+
+#pragma unroll 4
+				for (uint32_t k = 0; k < n; k++)
+					l += exp2f(sm.ml[0][k][row] - base) * sm.ml[1][k][row];
+				sm.total[0][row] = m;
+				sm.total[1][row] = l;
+			}
+		}
+		sync_mergers();
+	}
+
+	__device__ __forceinline__ void store(const target &to, uint32_t c0, int u, float4 v) const
+	{
+		const int row = u % (CHUNK_FLOATS / 4) / 4;
+		const float f = to.factor(sm.total[1][row]);
+
+		to.store4(row, (c0 + u / (CHUNK_FLOATS / 4)) * 16 + u % 4 * 4,
+			  make_float4(v.x * f, v.y * f, v.z * f, v.w * f));
+	}
+
+	__device__ __forceinline__ void store_lse(const target &to, int t) const
+	{
+		if (rank == 0 && t < TILE_H)
+			to.store_lse(t, sm.total[0][t], sm.total[1][t]);
+	}
+
+	/* The last CTA of this rank to arrive sums the groups' slices. */
+	__device__ __forceinline__ void merge_groups(const target &to, uint32_t c0, int units, float *part,
+						     int t) const
+	{
+		float *ml = p.part_ml + (size_t)item * groups * ranks * 2 * TILE_H;
+
+		if (t < 2 * TILE_H)
+			__stcg(ml + (size_t)(group * ranks + rank) * 2 * TILE_H + t,
+			       sm.total[t / TILE_H][t % TILE_H]);
+		__threadfence();
+		sync_mergers();
+		if (t == 0) {
+			uint32_t *counter = p.counters + item * ranks + rank;
+
+			sm.last = atomicAdd(counter, 1) == groups - 1;
+			if (sm.last)
+				*counter = 0;
+			__threadfence();
+		}
+		sync_mergers();
+		if (!sm.last)
+			return;
+		for (uint32_t u = t; u < groups * 2 * TILE_H; u += MERGERS) {
+			const uint32_t i = u / (2 * TILE_H), k = u % (2 * TILE_H);
+
+			sm.ml[k / TILE_H][i][k % TILE_H] =
+				__ldcg(ml + (size_t)(i * ranks + rank) * 2 * TILE_H + k);
+		}
+		sync_mergers();
+		weigh(groups, t);
+		for (int u = t; u < units; u += MERGERS) {
+			const float4 *src = (const float4 *)part + c0 * (CHUNK_FLOATS / 4) + u;
+			const int row = u % (CHUNK_FLOATS / 4) / 4;
+			float4 acc = make_float4(0, 0, 0, 0);
+
+#pragma unroll 8
+			for (uint32_t i = 0; i < groups; i++)
+				fma4(acc, sm.weight[i][row], __ldcg(src + (size_t)i * UNITS));
+			store(to, c0, u, acc);
+		}
+		store_lse(to, t);
+	}
+};
+
+/* What mla.cu knows of a compiled kernel. */
+struct instance {
+	const void *fn;
+	size_t smem;
+	int cache_dtype, dim_cap, value_cap, tile_h, threads;
+	bool exact;
+	float key_ns, start_ns; /* of one CTA, for plan(): compute per key, and everything else */
+};
+
+/* mla.cu; also for the benchmark's own variants. */
+bool supports(const instance &in, const struct exl3_cuda_mla *a);
+size_t ws_bytes(const instance &in, const struct exl3_cuda_mla *a);
+int launch(const instance &in, const struct exl3_cuda_mla *a, cudaStream_t stream);
+
+} // namespace exl3_mla
+
+#endif
