@@ -145,7 +145,10 @@ int ctl_error(enum ctl_exit code, const char *fmt, ...)
 
 int ctl_failed(const struct ctl *c)
 {
-	return ctl_error(exl3_alive(c->client) ? CTL_REFUSED : CTL_LOST, "%s", exl3_last_error());
+	/* A channel may end a moment before the connection does. */
+	bool lost = exl3_client_err()->code == -ESTALE || !exl3_alive(c->client);
+
+	return ctl_error(lost ? CTL_LOST : CTL_REFUSED, "%s", exl3_last_error());
 }
 
 static void on_interrupt(int sig)

@@ -103,8 +103,6 @@ static int show_list(struct ctl *c, const struct list *l)
 	cJSON *array = c->json ? cJSON_CreateArray() : NULL, *json;
 	uint32_t start = 0, next;
 
-	if (!c->json && l->header && ctl_connect(c) == CTL_OK)
-		l->header();
 	do {
 		exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
 		const ProtobufCMessage *const *items;
@@ -118,6 +116,8 @@ static int show_list(struct ctl *c, const struct list *l)
 			cJSON_Delete(array);
 			return e;
 		}
+		if (!start && !c->json && l->header)
+			l->header();
 		n = l->page(reply, &items, &next);
 		for (size_t i = 0; i < n; i++) {
 			if (array)
@@ -219,7 +219,7 @@ static void row_module(const ProtobufCMessage *item)
 	       ctl_enum(&exl3__module_kind__descriptor, (int)m->kind), m->k_logical, m->n_logical,
 	       stored, ctl_rate(m->rate2_min, m->rate2_max), codebook, ctl_bytes(m->bytes),
 	       ctl_safe(m->name));
-	if (m->experts)
+	if (m->experts > 1)
 		printf(" (%u experts, intermediate %u)", m->experts, m->intermediate);
 	else if (m->n_shards > 1)
 		printf(" (%zu matrices)", m->n_shards);
