@@ -219,6 +219,21 @@ def test_worker_killed(env):
         equal(linear_status(env, d), (0, ""), f"after restart {round_ + 1}")
 
 
+def test_worker_killed_with_requests_in_flight(env):
+    """Each outstanding request ends with one -ESTALE, in order; models loaded at run time are there again."""
+    d = env.daemon((f"tiny-llama={env.model('tiny-llama')}",))
+    d.ctl_ok("load", LAYERS)
+    client = env.spawn(env.program("tests/integration/async"), d.sock, "tiny-llama", "model.layers.0.mlp.down_proj", "stale",
+                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    equal(client.stdout.readline().strip(), "ready", "async stale")
+    os.kill(d.worker_pid(), signal.SIGKILL)
+    _, err = client.communicate(timeout=2 * WAIT)
+    equal(client.returncode, 0, f"async stale ({err.strip()})")
+    d.wait_ready()
+    equal(sorted(m["name"] for m in d.status()["models"]), ["layers", "tiny-llama"], "models after the restart")
+    equal(linear_status(env, d), (0, ""), "a model that was loaded at run time")
+
+
 def test_restart_limit(env):
     """A worker that dies again and again ends the daemon with status 1 instead of a loop."""
     d = env.daemon(args=["--restart-limit", "2", "--restart-window", "600"])
