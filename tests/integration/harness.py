@@ -2,6 +2,7 @@
 """harness.py - daemons, exl3ctl and clients as processes of a test; everything is ended afterwards."""
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -66,8 +67,8 @@ class Env:
     def model(self, name):
         return os.path.join(MODELS, name)
 
-    def daemon(self, models=(), args=(), sock=None, wait=True):
-        d = Daemon(self, models, args, sock)
+    def daemon(self, models=(), args=(), sock=None, wait=True, nofile=None):
+        d = Daemon(self, models, args, sock, nofile)
         self.daemons.append(d)
         if wait:
             d.wait_ready()
@@ -135,7 +136,8 @@ class Daemon:
 
     count = 0
 
-    def __init__(self, env, models=(), args=(), sock=None):
+    def __init__(self, env, models=(), args=(), sock=None, nofile=None):
+        """nofile: how many descriptors each of its processes may have."""
         Daemon.count += 1
         self.env = env
         self.sock = sock or env.path(f"{Daemon.count}.sock")
@@ -144,9 +146,12 @@ class Daemon:
         for m in models:
             command += ["--model", m if "=" in m else f"{m}={env.model(m)}"]
         command += args
+
+        def limit():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, nofile))
         with open(self.log_path, "wb") as log:
             self.proc = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                         start_new_session=True)
+                                         start_new_session=True, preexec_fn=limit if nofile else None)
 
     def log(self):
         with open(self.log_path, errors="replace") as f:

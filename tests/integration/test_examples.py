@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import exl3ref as ref
-from harness import HERE, WAIT, check, equal
+from harness import WAIT, check, equal
 
 LOGITS_TOL, PERPLEXITY_TOL = 0.05, 0.01
 TIGHT = 0.02  # margin below which a greedy byte may differ
@@ -109,12 +109,3 @@ def example_first(env, d, *args):
     rc, out, err = env.run(env.program("examples/first"), *args, env=dict(os.environ, EXL3_SOCKET=d.sock))
     equal(rc, 0, f"first ({err.strip()})")
     return out
-
-
-def test_readme_shows_the_first_client(env):
-    """The listing in README.md is the file that is compiled, from its first declaration on."""
-    top = os.path.dirname(os.path.dirname(HERE))
-    with open(os.path.join(top, "client/examples/first.c")) as f:
-        source = f.read().split("int main", 1)[1]
-    with open(os.path.join(top, "README.md")) as f:
-        check("int main" + source.rstrip() in f.read(), "README.md and client/examples/first.c differ")

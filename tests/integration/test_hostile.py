@@ -151,6 +151,48 @@ def test_limits(env):
     d.wait_held(before, "after many clients")
 
 
+def test_few_descriptors(env):
+    """A daemon that runs out of descriptors refuses what it cannot serve, keeps the rest, and recovers."""
+    d = env.daemon((f"{MODEL}={env.model(MODEL)}", f"layers={env.model('layers')}"), ["--arena-max", "16M"],
+                   nofile=48)
+    before = d.held()
+    program = env.program("tests/integration/limits")
+    procs = [env.spawn(program, d.sock, "idle", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+             for _ in range(60)]
+    time.sleep(1)
+    check(d.proc.poll() is None and os.path.exists(f"/proc/{before_pid(d)}"), f"the daemon ended: {d.log()[-500:]}")
+    for proc in procs:
+        proc.kill()
+        proc.wait()
+    neighbour(env, d, "after too many clients for the descriptors")
+    rc, _, err = env.run(program, d.sock, "16777216", "64", MODEL, MODULE, timeout=100)
+    check(rc in (0, 1), f"limits: status {rc}, {err}")  # it may be refused early; the daemon must not mind
+    neighbour(env, d, "after one client that wants all descriptors")
+    d.wait_held(before, "after descriptors ran out")
+
+
+def before_pid(d):
+    """The worker, without a connection of our own."""
+    with open(f"/proc/{d.proc.pid}/task/{d.proc.pid}/children") as f:
+        return f.read().split()[0]
+
+
+def test_memory_limit(env):
+    """memory-max: what does not fit is refused with what it needs, and what serves goes on."""
+    d = env.daemon((f"layers={env.model('layers')}",), ["--memory-max", "4M", "--gpu-memory-max", "4M",
+                                                           "--arena-max", "16M"])
+    before = d.held()
+    rc, _, err = d.ctl("load", f"llama={env.model(MODEL)}")
+    equal(rc, 3, f"a model that does not fit ({err.strip()})")
+    check(sum(c.isdigit() for c in err) >= 4, f"no numbers are given: {err}")
+    neighbour(env, d, "after a model that does not fit")
+    rc, _, err = env.run(env.program("tests/integration/limits"), d.sock, "16777216", "1", "layers", "k4.mul1")
+    check(rc == 1 and "code -12" in err, f"an arena that does not fit: status {rc}, {err}")
+    neighbour(env, d, "after an arena that does not fit")
+    d.ctl("unload", "llama")  # a refused model stays listed until then
+    d.wait_held(before, "after refusals for memory")
+
+
 def test_killed_at_each_step(env):
     """dying.c kills itself at each step of the protocol, after different delays."""
     d = env.shared()
