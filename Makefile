@@ -125,7 +125,13 @@ $(BUILD)/obj/gen/exl3.pb-c.o: $(GEN) $(BUILD)/flags
 
 %_avx2.o: ISA := -mavx2 -mfma -mf16c -mbmi2
 %_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mbmi2
-$(BUILD)/obj/kernels/cpu/%.o: OPT := -O3 -fopenmp
+OPENMP := $(if $(findstring clang,$(CC)),,-fopenmp) # the fuzz targets need no team, and libomp may be missing
+$(BUILD)/obj/kernels/cpu/%.o: OPT := -O3 $(OPENMP)
+ifneq ($(SAN),)
+# Dozens of unrolled decoders: at -O3 and with a check at every shift they take minutes to compile.
+$(BUILD)/obj/kernels/cpu/%_avx2.o $(BUILD)/obj/kernels/cpu/%_avx512.o: OPT := -O1 $(OPENMP) \
+	-fno-sanitize=alignment,shift,bounds,null,object-size,pointer-overflow
+endif
 $(BUILD)/obj/kernels/cpu/ref.o: OPT := -O2
 $(BUILD)/obj/client/exl3ctl%.o $(BUILD)/obj/client/npy.o: OPT :=
 

@@ -16,7 +16,18 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/format.h"
 
+#ifdef _OPENMP
 #include <omp.h>
+#else /* built without it: a team of one */
+static inline int omp_get_thread_num(void)
+{
+	return 0;
+}
+static inline int omp_get_num_threads(void)
+{
+	return 1;
+}
+#endif
 
 /* Rows that are computed together; weights are decoded once for them. */
 #define CPU_ROWS_MAX 256u

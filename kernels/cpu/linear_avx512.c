@@ -32,11 +32,12 @@ static inline vf load_z(const float *z, unsigned i)
 /* Tile rows ahead of the one that is decoded: the rows of a unit lie far apart. */
 #define PREFETCH 6
 
+/* fp16 conversions need no question of their own: AVX-512 and AVX2 never come without them. */
 static bool available(void)
 {
 	return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
 	       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-	       __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma");
+	       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
 typedef int32_t i32x16 __attribute__((vector_size(64)));

@@ -14,8 +14,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define CK_MARGIN 256u /* canary bytes before and after each output */
-#define CK_CANARY 0xc5
+#define CK_MARGIN     256u /* canary bytes before and after each output */
+#define CK_CANARY     0xc5
+#define CK_TIMEOUT_MS 60000 /* a result that takes longer counts as a lost wake-up */
 
 struct ck {
 	const struct exl3_backend_ops *ops;

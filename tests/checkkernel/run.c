@@ -6,7 +6,7 @@
 
 #include <errno.h>
 #include <math.h>
-#include <sched.h>
+#include <poll.h>
 
 void ck_result(struct ck *ck, bool ok, const char *kernel, const char *why)
 {
@@ -33,8 +33,13 @@ int ck_run(struct ck *ck, struct exl3_work *work, const struct exl3_kernel *kern
 	n = ck->ops->submit(ck->dev, work);
 	if (n)
 		return n;
-	while ((n = ck->ops->poll(ck->dev, &done, 1)) == 0)
-		sched_yield();
+	/* As the daemon's loop does: look, say that it sleeps, sleep. */
+	while ((n = ck->ops->poll(ck->dev, &done, 1)) == 0) {
+		struct pollfd p = {.fd = ck->ops->event_fd(ck->dev), .events = POLLIN};
+
+		if (ck->ops->wake_arm(ck->dev) && poll(&p, 1, CK_TIMEOUT_MS) == 0)
+			return -ETIMEDOUT;
+	}
 	if (n < 0)
 		return n;
 	return done.tag == work ? done.result : -EPROTO;
