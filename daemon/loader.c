@@ -2,6 +2,8 @@
 /* loader.c - the bytes of a checkpoint, in order, with several reads in flight. */
 #include "daemon/loader.h"
 
+#include "daemon/fault.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -176,6 +178,12 @@ static void slot_start(struct run *r, struct slot *s, const struct span *span)
 static bool slot_result(struct run *r, struct slot *s, int res)
 {
 	r->stats.reads++;
+	if (exl3_fault("loader.read"))
+		res = -EIO;
+	if (res > 1 && exl3_fault("loader.short"))
+		res /= 2;
+	if (s->direct && exl3_fault("loader.direct"))
+		res = -EINVAL;
 	if (res == -EINTR || res == -EAGAIN)
 		return true;
 	if (res < 0 && s->direct) {
@@ -332,7 +340,7 @@ static int run_init(struct run *r, struct exl3_error *err)
 			return exl3_errf(err, -ENOMEM, "no memory for read buffers");
 	}
 	/* Refused by a seccomp filter, the sysctl or a memlock limit: then without. */
-	r->uring = !r->l->no_uring && r->nr_spans &&
+	r->uring = !r->l->no_uring && r->nr_spans && !exl3_fault("loader.uring") &&
 		   io_uring_queue_init(EXL3_SPAN_BUFFERS, &r->ring, 0) == 0;
 	return 0;
 }

@@ -31,6 +31,7 @@ static const struct {
 	{"feed_forward", "mlp"},
 	{"mixer", "mlp"},
 	{"moe", "mlp"},
+	{"ffn", "mlp"},
 	{"shared_expert", "shared_experts"},
 	{"w1", "gate_proj"},
 	{"w3", "up_proj"},

@@ -2,6 +2,7 @@
 /* weights.c - a model's life: load a checkpoint onto a device, find modules in it, free it. */
 #include "daemon/weights.h"
 
+#include "daemon/fault.h"
 #include "daemon/intake.h"
 #include "daemon/loader.h"
 #include "daemon/modules.h"
@@ -145,7 +146,9 @@ static int tensor_file_new(uint64_t bytes, int *ret, struct exl3_error *err)
 
 	if (!bytes)
 		return 0; /* none to keep */
-	fd = memfd_create("exl3-tensors", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	errno = ENOMEM;   /* for the injected failure */
+	if (!exl3_fault("weights.tensors"))
+		fd = memfd_create("exl3-tensors", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0)
 		return exl3_errf(err, -errno, "memfd_create for unquantized tensors: %m");
 	if (ftruncate(fd, (off_t)bytes) < 0)
@@ -212,6 +215,8 @@ static int load_plan(struct exl3_model *m, const struct exl3_modelconf *conf,
 {
 	int rc = check_device_memory(m, plan->slab_bytes, err);
 
+	if (rc == 0 && exl3_fault("weights.slab"))
+		rc = exl3_errf(err, -ENOMEM, "no memory for weights (fault injection)");
 	/* A checkpoint of which nothing is supported still has a (tiny) slab. */
 	if (rc == 0)
 		rc = m->ops->slab_new(m->dev, plan->slab_bytes ? plan->slab_bytes : EXL3_SLAB_ALIGN,

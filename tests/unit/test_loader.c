@@ -2,6 +2,7 @@
 /* test_loader.c - every byte once, in order, whichever way it is read; files that change under it. */
 #include "tests/test.h"
 
+#include "daemon/fault.h"
 #include "daemon/loader.h"
 #include "tests/unit/make_ckpt.h"
 
@@ -183,6 +184,73 @@ static void all_ways(void **state)
 	mk_rmdir(dir);
 }
 
+/* Reads that come back short, O_DIRECT that is refused after all, a ring that is not to be had. */
+static void faults_that_do_not_matter(void **state)
+{
+	static const char *const faults[] = {
+		"loader.short:1:0",  "loader.short:2:1",  "loader.short:3:4",
+		"loader.direct:1:1", "loader.direct:3:0", "loader.uring:1:0",
+	};
+	char *dir = mk_dir();
+	struct exl3_ckpt ckpt;
+	struct exl3_error err;
+
+	(void)state;
+	make(dir);
+	test_code(exl3_ckpt_open(dir, &ckpt, &err), 0, &err);
+	for (size_t i = 0; i < TEST_NR(faults); i++)
+		for (int way = 0; way < 4; way++) {
+			struct check c = {.ckpt = &ckpt};
+			struct exl3_loader l = loader_for(&c);
+			struct exl3_loader_stats stats;
+
+			l.no_uring = way & 1;
+			l.stats = &stats;
+			if (way & 2)
+				drop(&ckpt);
+			assert_int_equal(setenv("EXL3_FAULT", faults[i], 1), 0);
+			exl3_fault_init();
+			test_code(exl3_loader_run(&l, &err), 0, &err);
+			assert_int_equal(c.bytes, ckpt.data_bytes);
+			assert_int_equal(c.buffers, 0);
+			if (strstr(faults[i], "uring"))
+				assert_false(stats.uring);
+		}
+	assert_int_equal(unsetenv("EXL3_FAULT"), 0);
+	exl3_fault_init();
+	exl3_ckpt_fini(&ckpt);
+	mk_rmdir(dir);
+}
+
+static void reads_that_fail(void **state)
+{
+	char *dir = mk_dir(), fault[32];
+	struct exl3_ckpt ckpt;
+	struct exl3_error err;
+
+	(void)state;
+	make(dir);
+	test_code(exl3_ckpt_open(dir, &ckpt, &err), 0, &err);
+	for (int n = 1; n <= 9; n++)
+		for (int no_uring = 0; no_uring < 2; no_uring++) {
+			struct check c = {.ckpt = &ckpt};
+			struct exl3_loader l = loader_for(&c);
+
+			l.no_uring = no_uring;
+			snprintf(fault, sizeof(fault), "loader.read:%d:1", n);
+			assert_int_equal(setenv("EXL3_FAULT", fault, 1), 0);
+			exl3_fault_init();
+			test_code(exl3_loader_run(&l, &err), -EIO, &err);
+			assert_non_null(strstr(err.text, ".safetensors: read at byte"));
+			assert_int_equal(c.buffers, 0);
+			free(c.want);
+		}
+	assert_int_equal(unsetenv("EXL3_FAULT"), 0);
+	exl3_fault_init();
+	exl3_ckpt_fini(&ckpt);
+	mk_rmdir(dir);
+}
+
 static void a_sink_that_fails(void **state)
 {
 	char *dir = mk_dir();
@@ -308,6 +376,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		test_case(all_ways),
+		test_case(faults_that_do_not_matter),
+		test_case(reads_that_fail),
 		test_case(a_sink_that_fails),
 		test_case(cancelled),
 		test_case(cut_while_loading),

@@ -3,6 +3,7 @@
 #include "tests/test.h"
 
 #include "daemon/checkpoint.h"
+#include "daemon/fault.h"
 #include "daemon/weights.h"
 #include "kernels/format.h"
 #include "tests/unit/fake_backend.h"
@@ -799,6 +800,30 @@ static void memory(void **state)
 	fake_reset();
 }
 
+static void system_failures(void **state)
+{
+	static const struct {
+		const char *fault;
+		int want;
+		const char *say;
+	} rows[] = {
+		{"weights.slab:1", -ENOMEM, "no memory for weights"},
+		{"weights.tensors:1", -ENOMEM, "memfd_create for unquantized tensors"},
+		{"loader.read:2", -EIO, "model.safetensors: read at byte"},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < TEST_NR(rows); i++) {
+		fake_reset();
+		assert_int_equal(setenv("EXL3_FAULT", rows[i].fault, 1), 0);
+		exl3_fault_init();
+		refused("tests/models/tiny-llama", rows[i].want, rows[i].say);
+	}
+	assert_int_equal(unsetenv("EXL3_FAULT"), 0);
+	exl3_fault_init();
+	fake_reset();
+}
+
 static void backend_failures(void **state)
 {
 	(void)state;
@@ -876,6 +901,7 @@ int main(void)
 		test_case(fingerprint),
 		test_case(large_and_late),
 		test_case(memory),
+		test_case(system_failures),
 		test_case(backend_failures),
 		test_case(cancel),
 		test_case(truncated),
