@@ -79,6 +79,9 @@ static void become_worker(struct supervisor *s, int control)
 	unsetenv("NOTIFY_SOCKET"); /* the supervisor alone speaks to systemd */
 	unsetenv("WATCHDOG_USEC");
 	unsetenv("WATCHDOG_PID");
+	/* libgomp reads this when it is loaded. Its own default keeps an idle team spinning for
+	 * milliseconds, on cores that clients could use. */
+	setenv("GOMP_SPINCOUNT", "2000", 0);
 	sigprocmask(SIG_SETMASK, &s->old_mask, NULL);
 	for (int i = 0; i < s->argc; i++)
 		argv[i] = s->argv[i];
