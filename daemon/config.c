@@ -115,9 +115,12 @@ static bool in_choices(const char *choices, const char *value)
 {
 	size_t len = strlen(value);
 
-	for (const char *p = choices; p; p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL) {
-		if (len && strncmp(p, value, len) == 0 && (p[len] == '|' || p[len] == 0))
+	while (*choices) {
+		size_t word = strcspn(choices, "|");
+
+		if (word == len && memcmp(choices, value, len) == 0)
 			return true;
+		choices += word + (choices[word] == '|');
 	}
 	return false;
 }
