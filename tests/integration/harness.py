@@ -67,8 +67,8 @@ class Env:
     def model(self, name):
         return os.path.join(MODELS, name)
 
-    def daemon(self, models=(), args=(), sock=None, wait=True, nofile=None):
-        d = Daemon(self, models, args, sock, nofile)
+    def daemon(self, models=(), args=(), sock=None, wait=True, **kw):
+        d = Daemon(self, models, args, sock, **kw)
         self.daemons.append(d)
         if wait:
             d.wait_ready()
@@ -136,8 +136,9 @@ class Daemon:
 
     count = 0
 
-    def __init__(self, env, models=(), args=(), sock=None, nofile=None):
-        """nofile: how many descriptors each of its processes may have."""
+    def __init__(self, env, models=(), args=(), sock=None, nofile=None, environ=None, activate=None):
+        """nofile: how many descriptors each of its processes may have; activate: a listening socket, given to it
+        as systemd does."""
         Daemon.count += 1
         self.env = env
         self.sock = sock or env.path(f"{Daemon.count}.sock")
@@ -147,11 +148,18 @@ class Daemon:
             command += ["--model", m if "=" in m else f"{m}={env.model(m)}"]
         command += args
 
-        def limit():
-            resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, nofile))
+        def in_child():
+            if nofile:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, nofile))
+            if activate:
+                os.dup2(activate.fileno(), 3)
+        environ = dict(os.environ, **(environ or {}))
+        if activate:
+            environ["LISTEN_FDS"] = "1"
+            command = ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh"] + command
         with open(self.log_path, "wb") as log:
-            self.proc = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                         start_new_session=True, preexec_fn=limit if nofile else None)
+            self.proc = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ,
+                                         start_new_session=True, preexec_fn=in_child, pass_fds=(3,) if activate else ())
 
     def log(self):
         with open(self.log_path, errors="replace") as f:
