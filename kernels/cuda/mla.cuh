@@ -51,8 +51,10 @@ template <int CACHE, int DP_, int VP_, int STAGES_, bool EXACT_> struct config {
 	static constexpr int VT = VW / 8;
 	static constexpr int PART = KB + 8;            /* words of a row of partial scores */
 	static constexpr int PROW = KB * 2 + 16;       /* bytes of a row of P */
+	static constexpr int QROW = DP * 2 + 16;       /* bytes of a row of Q on its way to registers */
 	static_assert(DP % 64 == 0 && VP % 128 == 0 && (CHUNKS & 1) == 0, "tile sizes");
 	static_assert(NT == 4 && VT % 4 == 0, "fragments of a warp");
+	static_assert(TILE_H * QROW <= 2 * TILE_H * (4 * PART * 4 + PROW), "q fits part and p");
 	static_assert((size_t)STAGES * KB * ROW >=
 			      merger<TILE_H, VP>::recv_bytes() + (size_t)MERGERS * VT * 8,
 		      "the merge reuses the stages");
@@ -75,30 +77,46 @@ __device__ __forceinline__ void sync_group(int group)
 	asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");
 }
 
-/* Fragments of Q for one quarter of the dims; rows past the last head and padding are zero. */
+/*
+ * Q through shared memory into fragments for one quarter of the dims; heads past the last and dims past
+ * dim are zero. Uses part and p, before their first use.
+ */
 template <class C>
-__device__ __forceinline__ void load_q(uint32_t (&qf)[C::KSTEPS][4], const uint8_t *q,
-				       uint32_t dtype, uint32_t heads, uint32_t dim, int dq, int lane)
+__device__ __forceinline__ void load_q(shared<C> &sm, uint32_t (&qf)[C::KSTEPS][4], const uint8_t *q,
+				       uint32_t dtype, uint32_t heads, uint32_t dim, int w, int t)
 {
-	const uint32_t g = lane >> 2, l4 = lane & 3;
 	const size_t head_bytes = (size_t)dim * (dtype == EXL3_F32 ? 4 : 2);
+	const int lane = t & 31;
+	uint8_t *stage = (uint8_t *)sm.part;
 
+	for (int u = t; u < C::TILE_H * C::DP / 8; u += MERGERS) {
+		const uint32_t head = u / (C::DP / 8), d = u % (C::DP / 8) * 8;
+		uint4 v = make_uint4(0, 0, 0, 0);
+
+		if (head < heads && d < dim)
+			v = load_q8<C::BF16>(q + head * head_bytes, dtype, d);
+		*(uint4 *)(stage + head * C::QROW + d * 2) = v;
+	}
+	sync_mergers();
 #pragma unroll
 	for (int ks = 0; ks < C::KSTEPS; ks++) {
-		const uint32_t d0 = (dq * C::KSTEPS + ks) * 16;
-		/* k slots (2q, 2q+1, 2q+8, 2q+9) of a lane; four adjacent dims with e4m3. */
-		const uint32_t lo = d0 + (C::FP8 ? 4 * l4 : 2 * l4), hi = lo + (C::FP8 ? 2 : 8);
+		const uint32_t d0 = (w * C::KSTEPS + ks) * 16;
 
-#pragma unroll
-		for (int r = 0; r < 4; r++) {
-			const uint32_t head = g + (r & 1) * 8;
-			const bool in = head < heads && (C::EXACT || d0 < dim);
+		if constexpr (C::FP8) {
+			/* k slots (2q, 2q+1, 2q+8, 2q+9) of a lane are the four adjacent dims 4q.. */
+			const uint8_t *at = stage + (lane >> 2) * C::QROW + (d0 + 4 * (lane & 3)) * 2;
+			const uint2 a = *(const uint2 *)at, b = *(const uint2 *)(at + 8 * C::QROW);
 
-			qf[ks][r] = in ? load_q2<C::BF16>(q + head * head_bytes, dtype,
-							  r < 2 ? lo : hi)
-				       : 0;
+			qf[ks][0] = a.x;
+			qf[ks][1] = b.x;
+			qf[ks][2] = a.y;
+			qf[ks][3] = b.y;
+		} else {
+			ldmatrix4(qf[ks], smem_addr(stage) + (lane & 15) * C::QROW +
+						  (d0 + (lane >> 4) * 8) * 2);
 		}
 	}
+	sync_mergers();
 }
 
 /* Fills the ring. Copies arrive by themselves; one more arrival per warp publishes `valid`. */
@@ -217,13 +235,13 @@ __device__ __forceinline__ void softmax(shared<C> &sm, uint32_t stage, int group
 	for (int d = 4; d; d >>= 1)
 		top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
 	top = fmaxf(top, m);
-	const float base = exponent_base(top), alpha = exp2f(m - base);
+	const float base = exponent_base(top), alpha = exp2_fast(m - base);
 	float sum = 0.0f;
 
 	m = top;
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
-		s[i] = exp2f(s[i] - base);
+		s[i] = exp2_fast(s[i] - base);
 		sum += s[i];
 	}
 	l = l * alpha + sum;
@@ -332,7 +350,7 @@ __device__ __forceinline__ void merge_two_groups(shared<C> &sm, const float (&o)
 
 		m[r] = fmaxf(m0, m1);
 		const float base = exponent_base(m[r]);
-		const float w0 = exp2f(m0 - base), w1 = exp2f(m1 - base);
+		const float w0 = exp2_fast(m0 - base), w1 = exp2_fast(m1 - base);
 
 		mine[r] = group ? w1 : w0;
 		other[r] = group ? w0 : w1;
@@ -466,10 +484,10 @@ __global__ void __launch_bounds__(C::THREADS, 1) kernel(const __grid_constant__ 
 	float o[C::VT][4] = {};
 	float m = -CUDART_INF_F, l = 0.0f;
 
-	load_q<C>(qf,
+	load_q<C>(sm, qf,
 		  (const uint8_t *)e.q + (size_t)row * e.q_stride +
 			  (size_t)tile * C::TILE_H * dim * (e.q_dtype == EXL3_F32 ? 4 : 2),
-		  e.q_dtype, heads, dim, warp & 3, lane);
+		  e.q_dtype, heads, dim, warp & 3, threadIdx.x);
 	consume<C>(sm, qf, o, m, l, blocks, e.scale * e.kv_scale * 1.4426950408889634f, group, t);
 #pragma unroll
 	for (int d = 4; d; d >>= 1)

@@ -53,25 +53,40 @@ template <bool BF16> __device__ __forceinline__ uint32_t pack2(float x, float y)
 	}
 }
 
-/* Two adjacent elements of q as a pair of the MMA type. */
+/* Eight adjacent elements of q, from @d on, in the MMA type. */
 template <bool BF16>
-__device__ __forceinline__ uint32_t load_q2(const uint8_t *row, uint32_t dtype, uint32_t d)
+__device__ __forceinline__ uint4 load_q8(const uint8_t *row, uint32_t dtype, uint32_t d)
 {
-	float2 v;
-
 	if (dtype == EXL3_F32) {
-		v = *(const float2 *)(row + (size_t)d * 4);
-	} else {
-		const uint32_t raw = *(const uint32_t *)(row + (size_t)d * 2);
+		const float4 a = *(const float4 *)(row + (size_t)d * 4);
+		const float4 b = *(const float4 *)(row + (size_t)d * 4 + 16);
 
-		if (dtype == (BF16 ? EXL3_BF16 : EXL3_F16))
-			return raw;
-		if (dtype == EXL3_BF16)
-			v = __bfloat1622float2(*(const __nv_bfloat162 *)&raw);
-		else
-			v = __half22float2(*(const __half2 *)&raw);
+		return make_uint4(pack2<BF16>(a.x, a.y), pack2<BF16>(a.z, a.w), pack2<BF16>(b.x, b.y),
+				  pack2<BF16>(b.z, b.w));
 	}
-	return pack2<BF16>(v.x, v.y);
+	const uint4 raw = *(const uint4 *)(row + (size_t)d * 2);
+
+	if (dtype == (BF16 ? EXL3_BF16 : EXL3_F16))
+		return raw;
+	uint32_t w[4] = {raw.x, raw.y, raw.z, raw.w};
+
+#pragma unroll
+	for (uint32_t &x : w) {
+		const float2 v = BF16 ? __half22float2(*(const __half2 *)&x)
+				      : __bfloat1622float2(*(const __nv_bfloat162 *)&x);
+
+		x = pack2<BF16>(v.x, v.y);
+	}
+	return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+/* 2^x, to two units in the last place. */
+__device__ __forceinline__ float exp2_fast(float x)
+{
+	float y;
+
+	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+	return y;
 }
 
 constexpr uint32_t NO_ROW = ~0u;
@@ -344,13 +359,13 @@ private:
 				m = fmaxf(m, sm.ml[0][k][row]);
 			const float base = exponent_base(m);
 
-			sm.weight[i][row] = exp2f(sm.ml[0][i][row] - base);
+			sm.weight[i][row] = exp2_fast(sm.ml[0][i][row] - base);
 			if (i == 0) {
 				float l = 0.0f;
 
 #pragma unroll 4
 				for (uint32_t k = 0; k < n; k++)
-					l += exp2f(sm.ml[0][k][row] - base) * sm.ml[1][k][row];
+					l += exp2_fast(sm.ml[0][k][row] - base) * sm.ml[1][k][row];
 				sm.total[0][row] = m;
 				sm.total[1][row] = l;
 			}

@@ -102,14 +102,8 @@ __device__ __forceinline__ void wide_load_q(wide_shared<C> &sm, const uint8_t *q
 		const uint32_t head = u / C::CHUNKS, c = u % C::CHUNKS;
 		uint4 v = make_uint4(0, 0, 0, 0);
 
-		if (head < heads) {
-			const uint8_t *row = q + head * head_bytes;
-
-			v.x = load_q2<C::BF16>(row, dtype, c * 8);
-			v.y = load_q2<C::BF16>(row, dtype, c * 8 + 2);
-			v.z = load_q2<C::BF16>(row, dtype, c * 8 + 4);
-			v.w = load_q2<C::BF16>(row, dtype, c * 8 + 6);
-		}
+		if (head < heads)
+			v = load_q8<C::BF16>(q + head * head_bytes, dtype, c * 8);
 		*(uint4 *)(sm.q[c >> 3] + head * 128 + ((c & 7) ^ (head & 7)) * 16) = v;
 	}
 }
@@ -197,14 +191,14 @@ __device__ __forceinline__ void wide_consume(wide_shared<C> &sm, float (&o)[128]
 			const float now = fmaxf(fmaxf(top[r], other), m[r]);
 
 			base[r] = exponent_base(now);
-			alpha[r] = exp2f(m[r] - base[r]);
+			alpha[r] = exp2_fast(m[r] - base[r]);
 			m[r] = now;
 			l[r] *= alpha[r];
 		}
 #pragma unroll
 		for (int i = 0; i < 16; i += 2) {
 			const int r = (i >> 1) & 1, row = row0 + 8 * r, chunk = wg * 4 + (i >> 2);
-			const float x = exp2f(s[i] - base[r]), y = exp2f(s[i + 1] - base[r]);
+			const float x = exp2_fast(s[i] - base[r]), y = exp2_fast(s[i + 1] - base[r]);
 
 			l[r] += x + y;
 			*(uint32_t *)(sm.p + row * 128 + (chunk ^ (row & 7)) * 16 + l4 * 4) =
