@@ -216,6 +216,7 @@ static int inter_candidates(const struct place *p, uint64_t *out)
 	}
 	out[n++] = p->expert || p->shared ? moe : dense;
 	out[n++] = p->expert || p->shared ? dense : moe;
+	out[n++] = get(p, "intermediate_size_mlp"); /* Llama 4: of its dense layers */
 	return n;
 }
 
@@ -373,5 +374,6 @@ uint32_t exl3_modelconf_experts(const struct exl3_modelconf *conf, const char *n
 {
 	struct place p = place_of(conf, name);
 
-	return (uint32_t)GET_ANY(&p, "n_routed_experts", "num_local_experts", "num_experts");
+	return (uint32_t)GET_ANY(&p, "n_routed_experts", "num_local_experts", "num_experts",
+				 "moe_num_experts");
 }

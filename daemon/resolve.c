@@ -159,7 +159,10 @@ static void say_module(const struct query *q, const struct exl3_module_desc *d)
 		    d->shard_names[i], m->k_log, m->k, m->n_log, m->n, m->rate2 / 2.0,
 		    codebooks[m->codebook], m->bias ? ", bias" : "");
 	}
-	if (d->nr_experts)
+	if (d->nr_experts && d->rate2_min == d->rate2_max)
+		say(q, "  %u experts, intermediate %u, %g bits%s", d->nr_experts, d->intermediate,
+		    d->rate2_min / 2.0, d->experts[0].gate ? "" : ", no gate");
+	else if (d->nr_experts)
 		say(q, "  %u experts, intermediate %u, %g to %g bits%s", d->nr_experts,
 		    d->intermediate, d->rate2_min / 2.0, d->rate2_max / 2.0,
 		    d->experts[0].gate ? "" : ", no gate");
