@@ -450,7 +450,7 @@ int main(int argc, char **argv)
 	CK(cudaGetDeviceProperties(&prop, 0));
 	CK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
 	CK(cudaMalloc(&pool, POOL_BYTES));
-	buffer_bytes = (size_t)ms.back() * 34816 * 2;
+	buffer_bytes = std::max((size_t)ms.back() * 34816 * 2, (size_t)4096 * 8192 * 2); /* cuBLAS below */
 	CK(cudaMalloc(&buffers[0], buffer_bytes));
 	CK(cudaMalloc(&buffers[1], buffer_bytes));
 	CK(cudaMalloc(&ws, ws_bytes));

@@ -257,8 +257,9 @@ extern "C" const struct exl3_cuda_linear_kernel exl3_cuda_gemv_kernels[] = {
 	GEMV_KERNEL("gemv_fused", 0, MODE_FUSED),
 	GEMV_KERNEL("gemv_shared", 0, MODE_SHARED),
 	GEMV_KERNEL("gemv_w16", 1, MODE_AUTO),
-	GEMV_KERNEL("gemv_nt8", 2, MODE_AUTO),
-	GEMV_KERNEL("gemv_w16x2", 3, MODE_AUTO),
-	GEMV_KERNEL("gemv_w12x2", 4, MODE_AUTO),
+	GEMV_KERNEL("gemv_nt4", 2, MODE_AUTO),
+	GEMV_KERNEL("gemv_x3", 3, MODE_AUTO),
+	GEMV_KERNEL("gemv_hx2", 4, MODE_AUTO),
+	GEMV_KERNEL("gemv_hx0", 5, MODE_AUTO),
 	{},
 };

@@ -272,19 +272,37 @@ EXL3_DEV void gemv_clear(gemv_acc<C> &acc)
 	}
 }
 
-/* One step: NT tiles at @tiles times the B image of their k-tile at @b (m tokens of 8 words). */
+/* This lane's part of the B image of a k-tile: byte offset of its words, per group of columns. */
 template <class C>
-EXL3_DEV void gemv_step(const uint32_t *tiles, const uint32_t *b, uint32_t m, gemv_acc<C> &acc)
+EXL3_DEV void gemv_b_offsets(uint32_t m, uint32_t (&offset)[C::MG])
 {
 	const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+
+	/* Columns beyond m repeat the last token; nobody reads them. */
+#pragma unroll
+	for (int j = 0; j < C::MG; j++)
+		if constexpr (C::FORM == FORM_BYTES)
+			offset[j] = min((uint32_t)(j * 4 + (g >> 1)), m - 1) * 32 + 8 * q + 4 * (g & 1);
+		else
+			offset[j] = min((uint32_t)(j * 8 + g), m - 1) * 32 + 8 * q;
+}
+
+/* One step: NT tiles at @tiles times the B image of their k-tile at @b, shared memory addresses. */
+template <class C>
+EXL3_DEV void gemv_step(uint32_t tiles, const run_lane<C::RATE2> &rl, uint32_t b,
+			const uint32_t (&b_offset)[C::MG], gemv_acc<C> &acc)
+{
 	uint32_t b0[C::MG], b1[C::MG], b2[C::MG], b3[C::MG];
+	uint32_t addr[run<C::RATE2>::NV + 1];
+
+#pragma unroll
+	for (int j = 0; j <= run<C::RATE2>::NV; j++)
+		addr[j] = tiles + rl.offset[j];
 
 #pragma unroll
 	for (int j = 0; j < C::MG; j++) {
-		/* Columns beyond m repeat the last token; nobody reads them. */
 		if constexpr (C::FORM == FORM_BYTES) {
-			const uint32_t token = min((uint32_t)(j * 4 + (g >> 1)), m - 1);
-			const uint32_t w = b[token * 8 + 2 * q + (g & 1)];
+			const uint32_t w = lds32(b + b_offset[j]);
 
 			acc.sum[j] = dp4a_signed(w, 0x01010101u, acc.sum[j]);
 			b0[j] = prmt(w, 0, 0x0000);
@@ -292,8 +310,7 @@ EXL3_DEV void gemv_step(const uint32_t *tiles, const uint32_t *b, uint32_t m, ge
 			b2[j] = prmt(w, 0, 0x2222);
 			b3[j] = prmt(w, 0, 0x3333);
 		} else {
-			const uint32_t token = min((uint32_t)(j * 8 + g), m - 1);
-			const uint2 w = *(const uint2 *)(b + token * 8 + 2 * q);
+			const uint2 w = lds64(b + b_offset[j]);
 
 			if constexpr (C::FORM == FORM_DUP) {
 				b0[j] = prmt(w.x, 0, 0x1010);
@@ -310,7 +327,7 @@ EXL3_DEV void gemv_step(const uint32_t *tiles, const uint32_t *b, uint32_t m, ge
 	for (int t = 0; t < C::NT; t++) {
 		uint32_t v[run<C::RATE2>::NV];
 
-		load_run<C::RATE2>(tiles + t * run<C::RATE2>::WORDS, lane, v);
+		rl.load(addr, t * run<C::RATE2>::WORDS * 4, v);
 		if constexpr (C::FORM == FORM_DUP) {
 			uint32_t r[8];
 
@@ -484,51 +501,72 @@ EXL3_DEV void gemv_reduce(const gemv_args &a, const gemv_shard &s, uint32_t stri
 	}
 }
 
-/* A warp's place in the list, walked downwards. */
+/*
+ * What a warp copies next: position by position downwards, KG apart. Inside a strip only pointers move;
+ * the rest is worked out again at its end.
+ */
 template <class C>
-struct gemv_cursor {
-	int left = -1; /* positions from here down to the begin of the range; negative: past it */
-	uint32_t strip = 0, kt = 0;
-	const char *src = NULL; /* this lane's first 16 bytes of the tiles here */
-	size_t row = 0;         /* bytes from k-tile to k-tile */
-	int shard = 0;
+struct gemv_loader {
+	int left;        /* steps to the end of the warp's work */
+	int strip_left;  /* steps to the end of the strip */
+	int position;    /* of the strip's first step that is not in strip_left */
+	const char *src; /* this lane's 16 bytes of the weights */
+	const char *b;   /* shared image: this lane's 16 bytes of it */
+	size_t row, b_row; /* bytes to the next step's */
 
-	EXL3_DEV_MEMBER void locate(const gemv_args &a, uint32_t half)
+	EXL3_DEV_MEMBER void enter_strip(const gemv_args &a, uint32_t begin, uint32_t half)
 	{
-		shard = gemv_shard_of(a, strip);
+		const uint32_t lane = threadIdx.x & 31;
+		const uint32_t strip = (uint32_t)position / a.kt, top = strip * a.kt;
+		const uint32_t kt = (uint32_t)position - top;
+		const int shard = gemv_shard_of(a, strip);
 		const gemv_shard &s = a.shard[shard];
+		const size_t tile_row = (size_t)s.nt * (16 * C::RATE2);
 
-		row = (size_t)s.nt * (16 * C::RATE2);
-		src = (const char *)s.trellis + kt * row +
-		      ((strip - s.strip) * 8 + half * C::NT) * (16 * C::RATE2) + (threadIdx.x & 31) * 16;
+		row = C::KG * tile_row;
+		src = (const char *)s.trellis + kt * tile_row +
+		      ((strip - s.strip) * 8 + half * C::NT) * (16 * C::RATE2) + lane * 16;
+		b_row = (size_t)C::KG * a.m * 32;
+		b = (const char *)a.image + ((size_t)shard * a.kt + kt) * a.m * 32 + lane * 16;
+		strip_left = (position - (int)max(begin, top)) / C::KG + 1;
+		position -= strip_left * C::KG;
 	}
 
-	EXL3_DEV_MEMBER void start(const gemv_args &a, uint32_t begin, int position, uint32_t half)
+	EXL3_DEV_MEMBER void start(const gemv_args &a, uint32_t begin, int first, uint32_t half)
 	{
-		left = position - (int)begin;
-		if (left < 0)
-			return;
-		strip = (uint32_t)position / a.kt;
-		kt = (uint32_t)position - strip * a.kt;
-		locate(a, half);
+		position = first;
+		left = first >= (int)begin ? (first - (int)begin) / C::KG + 1 : 0;
+		strip_left = 0;
+		if (left)
+			enter_strip(a, begin, half);
 	}
 
-	EXL3_DEV_MEMBER void next(const gemv_args &a, uint32_t half)
+	EXL3_DEV_MEMBER void next(const gemv_args &a, uint32_t begin, uint32_t half)
 	{
-		left -= C::KG;
-		if (left < 0)
-			return;
-		if (kt >= C::KG) {
-			kt -= C::KG;
-			src -= C::KG * row;
-			return;
-		}
-		while (kt < C::KG) {
-			kt += a.kt;
-			strip--;
-		}
-		kt -= C::KG;
-		locate(a, half);
+		src -= row;
+		b -= b_row;
+		if (--left && !--strip_left)
+			enter_strip(a, begin, half);
+	}
+
+	EXL3_DEV_MEMBER void copy_weights(uint32_t dst) const
+	{
+		const uint32_t lane = threadIdx.x & 31;
+
+#pragma unroll
+		for (uint32_t c = 0; c < C::ITEM / 16; c += 32)
+			if (c + 32 <= C::ITEM / 16 || c + lane < C::ITEM / 16)
+				cp_async16(dst + c * 16, src + c * 16);
+	}
+
+	EXL3_DEV_MEMBER void copy_b(uint32_t dst, uint32_t m) const
+	{
+		const uint32_t lane = threadIdx.x & 31;
+
+#pragma unroll
+		for (uint32_t c = 0; c < C::TOKENS * 2; c += 32)
+			if (c + lane < m * 2)
+				cp_async16(dst + c * 16, b + c * 16);
 	}
 };
 
@@ -537,69 +575,56 @@ __global__ void __launch_bounds__(C::WARPS * 32, C::PER_SM)
 	gemv_kernel(const __grid_constant__ gemv_args a)
 {
 	extern __shared__ __align__(128) char gemv_smem[];
-	const uint32_t m = a.m, b_bytes = m * 32;
+	const uint32_t m = a.m;
 	const gemv_layout l = gemv_shared(C::WARPS, C::STAGES, C::ITEM, C::ROW, C::RED, m, a.image_blocks);
 	const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
 	const uint32_t half = warp % C::HALVES, kg = warp / C::HALVES;
 	const uint32_t begin = gemv_begin(a.positions, blockIdx.x, gridDim.x);
 	const uint32_t end = gemv_begin(a.positions, blockIdx.x + 1, gridDim.x);
 	const bool fused = a.image_blocks != 0;
-	char *ring = gemv_smem + warp * C::STAGES * l.stage;
 	uint32_t *image = (uint32_t *)(gemv_smem + l.image);
 	uint32_t *peak = (uint32_t *)(gemv_smem + l.peak);
 	float *red = (float *)(gemv_smem + l.red);
 	const uint32_t red_part = min(m, (uint32_t)C::RED) * C::ROW;
-	gemv_cursor<C> in;
-	uint32_t slot_in = 0;
-
-	auto load_weights = [&] {
-		const uint32_t dst = smem_addr(ring + slot_in * l.stage) + lane * 16;
-
-#pragma unroll
-		for (uint32_t c = 0; c < C::ITEM / 16; c += 32)
-			if (c + 32 <= C::ITEM / 16 || c + lane < C::ITEM / 16)
-				cp_async16(dst + c * 16, in.src + c * 16);
-	};
-	auto load_b = [&](const gemv_cursor<C> &at, uint32_t slot) {
-		const uint32_t dst = smem_addr(ring + slot * l.stage + C::ITEM) + lane * 16;
-		const char *src = (const char *)a.image + ((size_t)at.shard * a.kt + at.kt) * b_bytes + lane * 16;
-
-#pragma unroll
-		for (uint32_t c = 0; c < C::TOKENS * 2; c += 32)
-			if (c + lane < m * 2)
-				cp_async16(dst + c * 16, src + c * 16);
-	};
+	const uint32_t stage = l.stage;
+	const uint32_t ring = smem_addr(gemv_smem) + warp * C::STAGES * stage, ring_end = ring + C::STAGES * stage;
+	const uint32_t image_addr = smem_addr(image);
+	const run_lane<C::RATE2> rl(lane);
+	uint32_t dst = ring + lane * 16;
+	gemv_loader<C> in;
 
 	/* Weights do not depend on earlier kernels, so they are asked for before anything is waited for. */
 	in.start(a, begin, (int)(end - 1 - kg), half);
-	gemv_cursor<C> now = in;
+	gemv_loader<C> in_b = in;
 #pragma unroll 1
 	for (int s = 0; s < C::STAGES - 1; s++) {
-		if (in.left >= 0)
-			load_weights();
-		slot_in++;
-		in.next(a, half);
+		if (in.left) {
+			in.copy_weights(dst);
+			in.next(a, begin, half);
+		}
+		dst += stage;
 		if (fused)
 			cp_async_commit();
 	}
 	grid_wait();
 	if (!fused) {
-		gemv_cursor<C> at = now;
-
 #pragma unroll 1
 		for (int s = 0; s < C::STAGES - 1; s++) {
-			if (at.left >= 0)
-				load_b(at, s);
-			at.next(a, half);
+			if (in_b.left) {
+				in_b.copy_b(ring + s * stage + C::ITEM + lane * 16, m);
+				in_b.next(a, begin, half);
+			}
 			cp_async_commit();
 		}
 	}
 
 	gemv_acc<C> acc;
-	uint32_t slot = 0, kb0 = 0;
-	int image_shard = -1;
+	uint32_t b_offset[C::MG];
+	uint32_t tiles = ring, kb0 = 0;
+	int image_shard = -1, position = (int)(end - 1 - kg);
 	bool flushed = false;
 
+	gemv_b_offsets<C>(m, b_offset);
 #pragma unroll 1
 	for (uint32_t strip = (end - 1) / a.kt;; strip--) {
 		const uint32_t top = strip * a.kt;
@@ -634,33 +659,31 @@ __global__ void __launch_bounds__(C::WARPS * 32, C::PER_SM)
 			image_shard = shard;
 		}
 		gemv_clear<C>(acc);
+
+		int steps = position >= (int)lo ? (position - (int)lo) / C::KG + 1 : 0;
+		/* A strip's k-tiles lie in the image in one piece. */
+		const int kt = position - (int)top;
+		const int row = kt >= (int)(8 * kb0) ? kt - (int)(8 * kb0) : kt + (int)(a.kt - 8 * kb0);
+		uint32_t b_image = image_addr + row * (m * 32);
+
+		position -= steps * C::KG;
 #pragma unroll 1
-		while (now.left >= (int)(lo - begin)) {
+		for (; steps > 0; steps--) {
 			cp_async_wait<C::STAGES - 2>();
 			__syncwarp();
 			/* The slot of the step before is free: all lanes are past it. */
-			if (in.left >= 0) {
-				load_weights();
+			if (in.left) {
+				in.copy_weights(dst);
 				if (!fused)
-					load_b(in, slot_in);
-				in.next(a, half);
+					in.copy_b(dst + C::ITEM, m);
+				in.next(a, begin, half);
 			}
 			cp_async_commit();
-			slot_in = slot_in + 1 == C::STAGES ? 0 : slot_in + 1;
-
-			const uint32_t *tiles = (const uint32_t *)(ring + slot * l.stage);
-			const uint32_t *b = tiles + C::ITEM / 4;
-
-			if (fused) {
-				const uint32_t kb = now.kt >> 3;
-				const uint32_t at = kb >= kb0 ? kb - kb0 : kb + a.kt / 8 - kb0;
-
-				b = image + (at * 8 + (now.kt & 7)) * m * 8;
-			}
+			dst = dst + stage >= ring_end ? dst + stage - C::STAGES * stage : dst + stage;
 			if (!(a.ablate & ABLATE_DECODE))
-				gemv_step<C>(tiles, b, m, acc);
-			slot = slot + 1 == C::STAGES ? 0 : slot + 1;
-			now.next(a, half);
+				gemv_step<C>(tiles, rl, fused ? b_image : tiles + C::ITEM, b_offset, acc);
+			tiles = tiles + stage == ring_end ? ring : tiles + stage;
+			b_image -= C::KG * m * 32;
 		}
 #pragma unroll
 		for (int token0 = 0; token0 < C::TOKENS; token0 += C::RED) {

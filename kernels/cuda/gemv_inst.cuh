@@ -2,8 +2,8 @@
 /*
  * gemv_inst.cuh - the list of compiled shapes of gemv.cuh; inst/gemv_*.cu instantiate it per bitrate.
  *
- * A variant is a block shape: tiles per warp, warps per block, blocks per SM. Variant 0 exists for every
- * bitrate and codebook, the others for the bitrates that are tuned (see gemv.cu for their names).
+ * Variant 0 exists for every bitrate and codebook, the others for the bitrates that are tuned (gemv.cu has
+ * their names).
  */
 #ifndef EXL3_CUDA_GEMV_INST_CUH
 #define EXL3_CUDA_GEMV_INST_CUH
@@ -37,23 +37,36 @@ static constexpr gemv_instance gemv_entry(int variant)
 		C::RED};
 }
 
-/* Windows are cut on both integer pipes, except for mul1, whose byte sums load the multiplier's. */
-#define GEMV_HALVES(R, CB, V, ...)                                                                 \
-	gemv_entry<gemv_cfg<R, CB, FORM_DUP, 1, __VA_ARGS__, 1>>(V),                               \
-		gemv_entry<gemv_cfg<R, CB, FORM_PACKED, 2, __VA_ARGS__, 1>>(V),                    \
-		gemv_entry<gemv_cfg<R, CB, FORM_PACKED, 4, __VA_ARGS__, 1>>(V)
-#define GEMV_MUL1(R, V, ...)                                                                       \
-	gemv_entry<gemv_cfg<R, CB_MUL1, FORM_BYTES, 1, __VA_ARGS__, 0>>(V),                        \
-		gemv_entry<gemv_cfg<R, CB_MUL1, FORM_PACKED, 1, __VA_ARGS__, 0>>(V),               \
-		gemv_entry<gemv_cfg<R, CB_MUL1, FORM_PACKED, 2, __VA_ARGS__, 0>>(V),               \
-		gemv_entry<gemv_cfg<R, CB_MUL1, FORM_PACKED, 4, __VA_ARGS__, 0>>(V)
+/*
+ * A variant: tiles per warp for 1, 2 and 4 groups of columns, warps per block, blocks per SM, and the
+ * share of window cuts on the multiplier's pipe for halves and for mul1 (whose byte sums load that pipe).
+ */
+#define GEMV_VARIANT_0 8, 4, 4, 8, 2, 1, 0
+#define GEMV_VARIANT_1 8, 4, 4, 16, 1, 1, 0
+#define GEMV_VARIANT_2 4, 4, 2, 8, 2, 1, 0
+#define GEMV_VARIANT_3 4, 4, 2, 8, 3, 1, 0
+#define GEMV_VARIANT_4 8, 4, 4, 8, 2, 2, 1
+#define GEMV_VARIANT_5 8, 4, 4, 8, 2, 0, 0
 
-/* tiles per warp, warps per block, blocks per SM */
-#define GEMV_VARIANT_0 4, 8, 2
-#define GEMV_VARIANT_1 4, 16, 1
-#define GEMV_VARIANT_2 8, 8, 2
-#define GEMV_VARIANT_3 4, 16, 2
-#define GEMV_VARIANT_4 4, 12, 2
+#define GEMV_DUP(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM)                                          \
+	gemv_entry<gemv_cfg<R, CB, FORM_DUP, 1, NT1, W, P, HXH>>(V)
+#define GEMV_PACKED_2(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM)                                     \
+	gemv_entry<gemv_cfg<R, CB, FORM_PACKED, 2, NT2, W, P, CB == CB_MUL1 ? HXM : HXH>>(V)
+#define GEMV_PACKED_4(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM)                                     \
+	gemv_entry<gemv_cfg<R, CB, FORM_PACKED, 4, NT4, W, P, CB == CB_MUL1 ? HXM : HXH>>(V)
+#define GEMV_BYTES(R, V, NT1, NT2, NT4, W, P, HXH, HXM)                                            \
+	gemv_entry<gemv_cfg<R, CB_MUL1, FORM_BYTES, 1, NT1, W, P, HXM>>(V)
+#define GEMV_PACKED_1(R, V, NT1, NT2, NT4, W, P, HXH, HXM)                                         \
+	gemv_entry<gemv_cfg<R, CB_MUL1, FORM_PACKED, 1, NT1, W, P, HXM>>(V)
+#define GEMV_EXPAND(M, ...) M(__VA_ARGS__)
+
+#define GEMV_HALVES(R, CB, V, ...)                                                                 \
+	GEMV_EXPAND(GEMV_DUP, R, CB, V, __VA_ARGS__), GEMV_EXPAND(GEMV_PACKED_2, R, CB, V, __VA_ARGS__), \
+		GEMV_EXPAND(GEMV_PACKED_4, R, CB, V, __VA_ARGS__)
+#define GEMV_MUL1(R, V, ...)                                                                       \
+	GEMV_EXPAND(GEMV_BYTES, R, V, __VA_ARGS__), GEMV_EXPAND(GEMV_PACKED_1, R, V, __VA_ARGS__), \
+		GEMV_EXPAND(GEMV_PACKED_2, R, CB_MUL1, V, __VA_ARGS__),                            \
+		GEMV_EXPAND(GEMV_PACKED_4, R, CB_MUL1, V, __VA_ARGS__)
 
 #define EXL3_GEMV_WHOLE(R)                                                                         \
 	namespace exl3                                                                             \

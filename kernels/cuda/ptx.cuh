@@ -166,6 +166,22 @@ EXL3_DEV uint64_t policy_evict_first()
 	return p;
 }
 
+EXL3_DEV uint32_t lds32(uint32_t addr)
+{
+	uint32_t v;
+
+	asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(addr));
+	return v;
+}
+
+EXL3_DEV uint2 lds64(uint32_t addr)
+{
+	uint2 v;
+
+	asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(addr));
+	return v;
+}
+
 /* cp.async: 16 bytes global to shared, past the L1 (9.7.9.25.3). */
 EXL3_DEV void cp_async16(uint32_t dst, const void *src)
 {

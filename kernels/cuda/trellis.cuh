@@ -127,6 +127,55 @@ static EXL3_HD void load_run(const uint32_t *tile, int lane, uint32_t (&v)[run<R
 		v[j] = R::SHIFT ? funnel(w[j], w[j + 1], shift) : w[j];
 }
 
+#ifdef __CUDACC__
+
+/*
+ * The same from shared memory, for loops over tiles: byte offsets of a lane's words in a tile are made
+ * once, a tile's place is an address plus a constant.
+ */
+template <int RATE2>
+struct run_lane {
+	uint32_t offset[run<RATE2>::NV + 1];
+	int shift;
+
+	EXL3_DEV_MEMBER run_lane(int lane)
+	{
+		using R = run<RATE2>;
+		const int end = 4 * RATE2 * (lane + 1);
+		const int i = (end - 1) >> 5;
+
+		shift = 32 * (i + 1) - end;
+#pragma unroll
+		for (int j = 0; j <= R::NV; j++)
+			offset[j] = (uint32_t)((i - j + R::WORDS) % R::WORDS) * 4;
+	}
+
+	EXL3_DEV_MEMBER void load(const uint32_t (&addr)[run<RATE2>::NV + 1], int constant,
+				  uint32_t (&v)[run<RATE2>::NV]) const
+	{
+		using R = run<RATE2>;
+		uint32_t w[R::NV + 1];
+
+		if (RATE2 == 16) { /* 8 bits: words 2L, 2L + 1 with one load, and 2L - 1 */
+			const uint2 two = lds64(addr[1] + constant);
+
+			w[0] = two.y;
+			w[1] = two.x;
+			w[2] = lds32(addr[2] + constant);
+			w[3] = 0;
+		} else {
+#pragma unroll
+			for (int j = 0; j <= R::NV; j++)
+				w[j] = j < R::NV || R::EXTRA ? lds32(addr[j] + constant) : 0;
+		}
+#pragma unroll
+		for (int j = 0; j < R::NV; j++)
+			v[j] = R::SHIFT ? funnel(w[j], w[j + 1], shift) : w[j];
+	}
+};
+
+#endif
+
 /* Window u of a run. HX: share of the 16-bit extracts on the multiplier's pipe: 0 none, 1 half, 2 all. */
 template <int RATE2, int U, int HX>
 static EXL3_HD uint32_t window(const uint32_t (&v)[run<RATE2>::NV])

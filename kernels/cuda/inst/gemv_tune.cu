@@ -6,12 +6,9 @@ namespace exl3
 {
 
 #define TUNE(V)                                                                                    \
-	gemv_entry<gemv_cfg<8, CB_MCG, FORM_DUP, 1, GEMV_VARIANT_##V, 1>>(V),                      \
-		gemv_entry<gemv_cfg<8, CB_MCG, FORM_PACKED, 2, GEMV_VARIANT_##V, 1>>(V),           \
-		gemv_entry<gemv_cfg<12, CB_MCG, FORM_DUP, 1, GEMV_VARIANT_##V, 1>>(V),             \
-		gemv_entry<gemv_cfg<8, CB_MUL1, FORM_BYTES, 1, GEMV_VARIANT_##V, 0>>(V),           \
-		gemv_entry<gemv_cfg<8, CB_MUL1, FORM_PACKED, 1, GEMV_VARIANT_##V, 0>>(V)
+	GEMV_HALVES(8, CB_MCG, V, GEMV_VARIANT_##V), GEMV_MUL1(8, V, GEMV_VARIANT_##V),            \
+		GEMV_EXPAND(GEMV_DUP, 12, CB_MCG, V, GEMV_VARIANT_##V)
 
-extern const gemv_instance gemv_tune[] = {TUNE(1), TUNE(2), TUNE(3), TUNE(4), {}};
+extern const gemv_instance gemv_tune[] = {TUNE(1), TUNE(2), TUNE(3), TUNE(4), TUNE(5), {}};
 
 } /* namespace exl3 */
