@@ -149,20 +149,14 @@ __device__ __forceinline__ void wide_consume(wide_shared<C> &sm, float (&o)[128]
 	const int row0 = warp * 16 + g;
 	float s[16];
 
-	if (blocks) {
-		mbar_wait(full, 0);
-		wide_scores<C>(sm, s, 0, wg);
-	}
+	if (!blocks)
+		return;
+	mbar_wait(full, 0);
+	wide_scores<C>(sm, s, 0, wg);
+	wgmma_wait<0>();
+	wgmma_hold(s);
 	for (uint32_t j = 0; j < blocks; j++) {
 		const uint32_t slot = j & 1;
-
-		if (j) {
-			wgmma_wait<1>(); /* P V of block j - 1 */
-			wgmma_hold(o);
-			mbar_arrive(empty + (slot ^ 1) * 8);
-		}
-		wgmma_wait<0>();
-		wgmma_hold(s);
 		/* Keys 32wg + 8i + 2q, +1: two producer warps hold 16 keys each. */
 		const uint32_t valid = (uint32_t)sm.valid[slot][wg * 2] |
 				       (uint32_t)sm.valid[slot][wg * 2 + 1] << 16;
@@ -212,15 +206,23 @@ __device__ __forceinline__ void wide_consume(wide_shared<C> &sm, float (&o)[128]
 			for (int i = 0; i < 128; i++)
 				o[i] *= alpha[(i >> 1) & 1];
 		}
+		/* Accumulators must not be written by anything else while a product is on its way. */
+#pragma unroll
+		for (int i = 0; i < 16; i++)
+			s[i] = 0.0f;
+		wgmma_hold(s);
 		wgmma_hold(o);
 		wide_values<C>(sm, o, slot, wg);
 		if (j + 1 < blocks) {
 			mbar_wait(full + (slot ^ 1) * 8, ((j + 1) / 2) & 1);
 			wide_scores<C>(sm, s, slot ^ 1, wg);
+			wgmma_wait<1>(); /* P V is done */
+			mbar_arrive(empty + slot * 8);
 		}
+		wgmma_wait<0>();
+		wgmma_hold(s);
+		wgmma_hold(o);
 	}
-	wgmma_wait<0>();
-	wgmma_hold(o);
 }
 
 /* m, l: max and this thread's part of the sum of its two rows. */
