@@ -44,6 +44,7 @@ struct exl3_client {
 	pthread_mutex_t list;
 	struct exl3_object *objects;   /* under list */
 	struct exl3_channel *channels; /* under list */
+	uint64_t next_serial;          /* under list; of a channel */
 
 	pthread_t watcher;
 	bool watching;
@@ -83,6 +84,7 @@ struct exl3_channel {
 	struct exl3_object obj;
 	struct exl3_channel *prev, *next; /* client's list, under its list lock */
 	uint32_t id;
+	uint64_t serial; /* unlike pointer and fd never used again: the watcher's name for it */
 	struct exl3_segment *seg; /* owned */
 	struct exl3_ring_client ring;
 	int kick_fd;                  /* owned; eventfd of the daemon */

@@ -20,7 +20,7 @@ enum { SLOT_SOCK, SLOT_EVENT, SLOT_CHANNELS };
 
 struct watch_set {
 	struct pollfd fds[SLOT_CHANNELS + EXL3_CHANNELS_MAX];
-	struct exl3_channel *channels[EXL3_CHANNELS_MAX]; /* valid while on the client's list */
+	uint64_t serials[EXL3_CHANNELS_MAX]; /* of the channels; they may be freed while we poll */
 	unsigned nr_channels;
 };
 
@@ -87,7 +87,7 @@ static void fill(struct exl3_client *c, struct watch_set *w, bool dead)
 			continue;
 		w->fds[SLOT_CHANNELS + w->nr_channels] =
 			(struct pollfd){.fd = ch->notify_fd, .events = POLLRDHUP};
-		w->channels[w->nr_channels++] = ch;
+		w->serials[w->nr_channels++] = ch->serial;
 	}
 	pthread_mutex_unlock(&c->list);
 }
@@ -100,7 +100,7 @@ static void mark_ended(struct exl3_client *c, const struct watch_set *w)
 			continue;
 		pthread_mutex_lock(&c->list);
 		for (struct exl3_channel *ch = c->channels; ch; ch = ch->next)
-			if (ch == w->channels[i] && ch->notify_fd == w->fds[SLOT_CHANNELS + i].fd)
+			if (ch->serial == w->serials[i])
 				__atomic_store_n(&ch->ended, 1, __ATOMIC_SEQ_CST);
 		pthread_mutex_unlock(&c->list);
 	}
@@ -161,6 +161,7 @@ void exl3_watcher_add(struct exl3_channel *ch)
 	struct exl3_client *c = ch->obj.client;
 
 	pthread_mutex_lock(&c->list);
+	ch->serial = ++c->next_serial;
 	ch->prev = NULL;
 	ch->next = c->channels;
 	if (ch->next)
