@@ -10,6 +10,7 @@
  * computation of one query of the first launch.
  */
 #include "bench/mla_variants.cuh"
+#include "kernels/cuda/mla_wgmma.cuh"
 
 #include <algorithm>
 #include <cuda_bf16.h>
@@ -34,7 +35,7 @@ int sms, cc;
 void *ws;
 constexpr size_t WS_BYTES = (size_t)512 << 20;
 FILE *csv;
-double read_bytes_per_us;
+double read_bytes_per_us, flops_per_us;
 
 void must(cudaError_t e, const char *what)
 {
@@ -135,6 +136,40 @@ __global__ void __launch_bounds__(256) gather(const uint8_t *cache, const int32_
 	}
 	if (acc == 0x12345678)
 		*sink = acc;
+}
+
+/* Two warpgroups a CTA, m64n256k16 from shared memory without a pause: the tensor cores' own ceiling. */
+constexpr int TENSOR_STEPS = 4096;
+constexpr size_t TENSOR_SMEM = 48 << 10;
+
+__global__ void __launch_bounds__(256, 1) tensor_rate(float *sink)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+	extern __shared__ __align__(1024) uint8_t smem_rate[];
+	float d[128] = {};
+
+	for (uint32_t i = threadIdx.x; i < TENSOR_SMEM / 2; i += blockDim.x)
+		((__nv_bfloat16 *)smem_rate)[i] = __float2bfloat16(noise(i, 5));
+	exl3_mla::fence_async_proxy();
+	__syncthreads();
+	const uint32_t base = exl3_mla::smem_addr(smem_rate);
+
+	exl3_mla::wgmma_hold(d);
+	for (int i = 0; i < TENSOR_STEPS / 4; i++) {
+		exl3_mla::wgmma_fence();
+#pragma unroll
+		for (int k = 0; k < 4; k++)
+			exl3_mla::wgmma_values<true>(d, exl3_mla::desc_k_major(base) + k * 2,
+						     exl3_mla::desc_mn_major(base + 8192, 8192) + k * 128,
+						     true);
+		exl3_mla::wgmma_commit();
+		exl3_mla::wgmma_wait<0>();
+	}
+	exl3_mla::wgmma_hold(d);
+	for (float v : d)
+		if (v == 12345.678f)
+			*sink = v;
+#endif
 }
 
 /* Median microseconds of one of @calls launches that @enqueue captures. */
@@ -341,7 +376,7 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 	for (uint32_t batch : batches) {
 		const double bytes = std::min((double)batch * c.topk, (double)op.slots) * op.row_bytes;
 		const double bound = std::max(bytes / read_bytes_per_us,
-					      2.0 * batch * c.heads * c.topk * (c.dim + c.value_dim) / 790e6);
+					      2.0 * batch * c.heads * c.topk * (c.dim + c.value_dim) / flops_per_us);
 
 		op.calls = (int)(nr / batch);
 		const double plain = time_graph(op.calls, [&](int i, cudaStream_t st) {
@@ -423,6 +458,18 @@ void measure_read(void)
 	must(cudaFree(buf), "free");
 }
 
+void measure_tensor(void)
+{
+	must(cudaFuncSetAttribute(tensor_rate, cudaFuncAttributeMaxDynamicSharedMemorySize,
+				  (int)TENSOR_SMEM),
+	     "attribute");
+	const double us = time_graph(2, [&](int, cudaStream_t st) {
+		tensor_rate<<<sms, 256, TENSOR_SMEM, st>>>((float *)ws + 8);
+	});
+
+	flops_per_us = cc == 90 ? 2.0 * 2 * 64 * 256 * 16 * TENSOR_STEPS * sms / us : INFINITY;
+}
+
 } // namespace
 
 int main(int argc, char **argv)
@@ -471,8 +518,9 @@ int main(int argc, char **argv)
 	cudaDriverGetVersion(&driver);
 	cudaRuntimeGetVersion(&runtime);
 	strftime(date, sizeof(date), "%Y-%m-%d", gmtime(&now));
-	fprintf(stderr, "%s: read %.2f TB/s, tiny kernel in a graph %.2f us\n", prop.name,
-		read_bytes_per_us / 1e6, tiny);
+	measure_tensor();
+	fprintf(stderr, "%s: read %.2f TB/s, bf16 %.0f TFLOP/s, tiny kernel in a graph %.2f us\n", prop.name,
+		read_bytes_per_us / 1e6, flops_per_us / 1e6, tiny);
 	if (file) {
 		csv = fopen(file, "w");
 		if (!csv) {
@@ -480,10 +528,10 @@ int main(int argc, char **argv)
 			return 2;
 		}
 		fprintf(csv,
-			"# %s; commit %s; %s; %s; driver CUDA %d.%d, runtime %d.%d; HBM read %.2f TB/s; tiny kernel in "
-			"a graph %.2f us\n",
+			"# %s; commit %s; %s; %s; driver CUDA %d.%d, runtime %d.%d; HBM read %.2f TB/s; bf16 %.0f "
+			"TFLOP/s; tiny kernel in a graph %.2f us\n",
 			command, commit, date, prop.name, driver / 1000, driver % 1000 / 10, runtime / 1000,
-			runtime % 1000 / 10, read_bytes_per_us / 1e6, tiny);
+			runtime % 1000 / 10, read_bytes_per_us / 1e6, flops_per_us / 1e6, tiny);
 		fprintf(csv, "heads,dim,value_dim,cache,layout,topk,batch,us,bound_us,max_err\n");
 	}
 	const std::vector<uint32_t> batches = {1, 2, 4, 8, 16, 32, 64, 128};
