@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""exl3.py - libexl3 for Python: standard library only, NumPy arrays where NumPy is there.
+
+    import exl3
+    with exl3.Client() as client:
+        model = client.model("tiny-llama")
+        qkv = model.module("model.layers.0.self_attn.qkv_proj")
+        arena, channel = client.arena(1 << 20), client.channel()
+        x, y = arena.array("f2", (1, qkv.k)), arena.array("f4", (1, qkv.n))
+        x[:] = ...
+        channel.linear(qkv, x, y)      # y holds the result
+
+Arrays lie in memory that the daemon reads and writes in place. An object stays alive as long as its
+client; threads: as in exl3.h, a channel is one thread's at a time. Every failure raises exl3.Error, an
+OSError whose errno says what kind it is.
+"""
+import ctypes as C
+import os
+
+try:
+    import numpy
+except ImportError:  # arrays are memoryviews of bytes then
+    numpy = None
+
+F16, BF16, F32, E4M3, I32, I64 = 1, 2, 3, 4, 5, 6
+ANY, LINEAR, MOE, MLP = 0, 1, 2, 3
+STORED, DETERMINISTIC = 1, 2
+FOREVER = 2**64 - 1
+
+# name: (code, bytes, NumPy's type; bf16 is kept in 16-bit integers)
+TYPES = {"f2": (F16, 2, "<f2"), "bf16": (BF16, 2, "<u2"), "f4": (F32, 4, "<f4"), "e4m3": (E4M3, 1, "|u1"),
+         "i4": (I32, 4, "<i4"), "i8": (I64, 8, "<i8")}
+
+
+class Error(OSError):
+    """errno and the sentence of exl3_last_error()."""
+
+
+class _ModuleInfo(C.Structure):
+    _fields_ = [(n, C.c_uint32) for n in ("kind", "k", "n", "k_logical", "n_logical", "nr_shards", "nr_experts",
+                                          "intermediate", "act")] + \
+               [("limit", C.c_float), ("routed_scale", C.c_float), ("bytes", C.c_uint64)]
+
+
+class _ShardInfo(C.Structure):
+    _fields_ = [(n, C.c_uint32) for n in ("k", "n", "k_logical", "n_logical", "rate2", "codebook")] + [("bias", C.c_bool)]
+
+
+class _Tensor(C.Structure):
+    _fields_ = [("data", C.c_void_p), ("bytes", C.c_uint64), ("dtype", C.c_char * 8), ("nr_dims", C.c_uint32),
+                ("shape", C.c_uint64 * 8), ("fd", C.c_int), ("offset", C.c_uint64), ("map", C.c_void_p),
+                ("map_bytes", C.c_uint64)]
+
+
+class _Sqe(C.Structure):
+    _fields_ = [("op", C.c_uint8), ("x_dtype", C.c_uint8), ("y_dtype", C.c_uint8), ("reserved0", C.c_uint8),
+                ("flags", C.c_uint32), ("user_data", C.c_uint64), ("module", C.c_uint32), ("rows", C.c_uint32),
+                ("x", C.c_uint64), ("y", C.c_uint64), ("x_stride", C.c_uint32), ("y_stride", C.c_uint32),
+                ("deadline_ns", C.c_uint64), ("kernel", C.c_uint32), ("reserved1", C.c_uint32),
+                ("words", C.c_uint64 * 8)]
+
+
+class Completion(C.Structure):
+    """Of one request: result is 0 or a negative errno, detail counts skipped ids (or says why it failed)."""
+    _fields_ = [("user_data", C.c_uint64), ("result", C.c_int32), ("flags", C.c_uint32), ("detail", C.c_uint64),
+                ("exec_ns", C.c_uint64)]
+
+
+class _MlaShape(C.Structure):
+    _fields_ = [("heads", C.c_uint32), ("dim", C.c_uint32), ("value_dim", C.c_uint32), ("topk", C.c_uint32),
+                ("slots", C.c_uint64), ("cache_stride", C.c_uint64), ("indices_stride", C.c_uint32),
+                ("cache_dtype", C.c_uint32), ("indices_dtype", C.c_uint32)]
+
+
+assert C.sizeof(_Sqe) == 128 and C.sizeof(Completion) == 32
+
+
+def _declare(lib):
+    p, u, u32, u64, ref = C.c_void_p, C.c_uint, C.c_uint32, C.c_uint64, C.c_uint64
+    out = C.POINTER(C.c_void_p)
+    rows = [p, ref, u, ref, u, u32]
+    calls = {
+        "last_error": (C.c_char_p, []),
+        "connect": (C.c_int, [C.c_char_p, C.c_char_p, out]),
+        "close": (p, [p]),
+        "alive": (C.c_bool, [p]),
+        "model_open": (C.c_int, [p, C.c_char_p, out]),
+        "model_fingerprint": (C.c_char_p, [p]),
+        "module_open": (C.c_int, [p, C.c_char_p, u, out]),
+        "module_get_info": (None, [p, C.POINTER(_ModuleInfo)]),
+        "module_get_shard": (C.c_int, [p, u32, C.POINTER(_ShardInfo)]),
+        "tensor_open": (C.c_int, [p, C.c_char_p, C.POINTER(_Tensor)]),
+        "tensor_close": (None, [C.POINTER(_Tensor)]),
+        "arena_new": (C.c_int, [p, C.c_size_t, out]),
+        "arena_ptr": (p, [p]),
+        "arena_bytes": (C.c_size_t, [p]),
+        "arena_alloc": (p, [p, C.c_size_t]),
+        "arena_ref": (ref, [p, p]),
+        "channel_new": (C.c_int, [p, u32, out]),
+        "channel_set_spin": (None, [p, u64]),
+        "sq_get": (C.POINTER(_Sqe), [p]),
+        "submit": (C.c_int, [p]),
+        "wait": (C.c_int, [p, C.POINTER(Completion), u64]),
+        "fd": (C.c_int, [p]),
+        "fd_clear": (None, [p]),
+        "result_text": (C.c_char_p, [C.POINTER(Completion)]),
+        "prep_linear": (None, [C.POINTER(_Sqe)] + rows),
+        "prep_mlp": (None, [C.POINTER(_Sqe)] + rows),
+        "prep_moe": (None, [C.POINTER(_Sqe)] + rows + [ref, u, ref, u, u32]),
+        "prep_nop": (None, [C.POINTER(_Sqe)]),
+        "prep_cancel": (None, [C.POINTER(_Sqe), u64]),
+        "mla_register": (C.c_int, [p, C.POINTER(_MlaShape), C.POINTER(u32)]),
+        "prep_mla": (None, [C.POINTER(_Sqe), u32, ref, u, ref, ref, ref, u, ref, u32, C.c_float, C.c_float]),
+    }
+    for name, (result, args) in calls.items():
+        f = getattr(lib, "exl3_" + name)
+        f.restype, f.argtypes = result, args
+    return lib
+
+
+_lib = _declare(C.CDLL(os.environ.get("EXL3_LIBRARY", "libexl3.so.0"), use_errno=True))
+
+
+def _check(code):
+    if code < 0:
+        raise Error(-code, _lib.exl3_last_error().decode(errors="replace"))
+    return code
+
+
+def _open(call, *args):
+    handle = C.c_void_p()
+    _check(call(*args, C.byref(handle)))
+    return handle
+
+
+class Client:
+    """A connection. Closing it ends everything that was opened from it."""
+
+    def __init__(self, path=None, name=None):
+        self._p = None
+        self._p = _open(_lib.exl3_connect, os.fsencode(path) if path else None, name.encode() if name else None)
+
+    def close(self):
+        self._p = _lib.exl3_close(self._p)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    @property
+    def alive(self):
+        """False once the daemon's worker has gone: connect again."""
+        return _lib.exl3_alive(self._p)
+
+    def _live(self):
+        if not self._p:
+            raise Error(9, "the client is closed")
+        return self._p
+
+    def model(self, name):
+        return Model(self, name)
+
+    def arena(self, size):
+        return Arena(self, size)
+
+    def channel(self, entries=16):
+        return Channel(self, entries)
+
+    def mla(self, heads, dim, value_dim, topk, slots, cache="bf16", indices="i4"):
+        """A geometry for Channel.mla()."""
+        shape = _MlaShape(heads, dim, value_dim, topk, slots, 0, 0, TYPES[cache][0], TYPES[indices][0])
+        handle = C.c_uint32()
+        _check(_lib.exl3_mla_register(self._live(), C.byref(shape), C.byref(handle)))
+        return handle.value
+
+
+class Model:
+    def __init__(self, client, name):
+        self.client, self.name = client, name
+        self._p = _open(_lib.exl3_model_open, client._live(), name.encode())
+        self.fingerprint = _lib.exl3_model_fingerprint(self._p).decode()
+
+    def module(self, name, kind=ANY):
+        """A matrix, a fused group, a routed block or an MLP; see exl3_module_open() in exl3.h."""
+        return Module(self, name, kind)
+
+    def tensor(self, name):
+        """(dtype, shape, read-only bytes) of an unquantized tensor; the memory is the daemon's, not copied."""
+        self.client._live()
+        return Tensor(self, name)
+
+
+class Module:
+    """k and n are the logical sizes, stored_k and stored_n those of the padded matrix."""
+
+    def __init__(self, model, name, kind):
+        model.client._live()
+        self.client, self.name = model.client, name
+        self._p = _open(_lib.exl3_module_open, model._p, name.encode(), kind)
+        info = _ModuleInfo()
+        _lib.exl3_module_get_info(self._p, C.byref(info))
+        self.kind, self.k, self.n = info.kind, info.k_logical, info.n_logical
+        self.stored_k, self.stored_n, self.bytes = info.k, info.n, info.bytes
+        self.experts, self.intermediate = info.nr_experts, info.intermediate
+        self.shards = []
+        for i in range(info.nr_shards):
+            s = _ShardInfo()
+            _check(_lib.exl3_module_get_shard(self._p, i, C.byref(s)))
+            self.shards.append({"k": s.k_logical, "n": s.n_logical, "bits": s.rate2 / 2, "codebook": s.codebook,
+                                "bias": s.bias})
+
+
+class Tensor:
+    def __init__(self, model, name):
+        self._t = _Tensor()
+        _check(_lib.exl3_tensor_open(model._p, name.encode(), C.byref(self._t)))
+        self.name, self.dtype = name, self._t.dtype.decode()
+        self.shape = tuple(self._t.shape[:self._t.nr_dims])
+        raw = (C.c_ubyte * self._t.bytes).from_address(self._t.data) if self._t.bytes else b""
+        self.data = memoryview(raw).cast("B").toreadonly()  # valid until close()
+
+    def close(self):
+        self.data = None
+        _lib.exl3_tensor_close(C.byref(self._t))
+
+
+class Array:
+    """Part of an arena: what a request reads or writes. Indexing goes to the NumPy array (or memoryview)."""
+
+    def __init__(self, arena, dtype, shape):
+        self.arena, self.dtype, self.shape = arena, dtype, tuple(shape)
+        self.code, size, numpy_type = TYPES[dtype]
+        count = 1
+        for d in self.shape:
+            count *= d
+        at = _lib.exl3_arena_alloc(arena._p, count * size)
+        if not at:
+            raise Error(12, f"the arena of {arena.size} bytes is full")
+        self.ref = _lib.exl3_arena_ref(arena._p, at)
+        self.bytes = memoryview((C.c_ubyte * (count * size)).from_address(at)).cast("B")
+        self.data = numpy.frombuffer(self.bytes, numpy_type).reshape(self.shape) if numpy else self.bytes
+
+    def __getitem__(self, i):
+        return self.data[i]
+
+    def __setitem__(self, i, value):
+        self.data[i] = value
+
+
+class Arena:
+    """Memory that the daemon reads and writes in place. Its arrays must not be used after Client.close()."""
+
+    def __init__(self, client, size):
+        self.client = client
+        self._p = _open(_lib.exl3_arena_new, client._live(), size)
+        self.size = _lib.exl3_arena_bytes(self._p)
+
+    def array(self, dtype, shape):
+        """@dtype: f2, bf16, f4, e4m3, i4 or i8. Never freed singly."""
+        self.client._live()
+        return Array(self, dtype, shape)
+
+
+class Channel:
+    """Requests run in order. linear(), mlp(), moe() and mla() wait; with wait=False they return the number that
+    the Completion of wait() will carry in user_data."""
+
+    def __init__(self, client, entries):
+        self.client = client
+        self._p = _open(_lib.exl3_channel_new, client._live(), entries)
+        self._next = 0
+
+    def _get(self):
+        self.client._live()
+        sqe = _lib.exl3_sq_get(self._p)
+        if not sqe:
+            raise Error(11, _lib.exl3_last_error().decode(errors="replace"))
+        return sqe
+
+    def _send(self, sqe, wait, flags=0, timeout_ns=0):
+        self._next += 1
+        number = self._next
+        sqe.contents.user_data = number
+        sqe.contents.flags = flags
+        if timeout_ns:
+            sqe.contents.deadline_ns = _now() + timeout_ns
+        _check(_lib.exl3_submit(self._p))
+        if not wait:
+            return number
+        while True:
+            c = self.wait()
+            if c.user_data == number:
+                break
+        if c.result < 0:
+            raise Error(-c.result, _lib.exl3_result_text(C.byref(c)).decode())
+        return c
+
+    def wait(self, timeout_ns=FOREVER):
+        """The next Completion; None: time is up, or nothing is outstanding."""
+        self.client._live()
+        c = Completion()
+        return c if _check(_lib.exl3_wait(self._p, C.byref(c), timeout_ns)) else None
+
+    def fileno(self):
+        """For poll(): readable when completions may be there; then clear() and wait(0) until it returns None."""
+        return _lib.exl3_fd(self._p)
+
+    def clear(self):
+        _lib.exl3_fd_clear(self._p)
+
+    def nop(self, wait=True):
+        sqe = self._get()
+        _lib.exl3_prep_nop(sqe)
+        return self._send(sqe, wait)
+
+    def cancel(self, number, wait=True):
+        sqe = self._get()
+        _lib.exl3_prep_cancel(sqe, number)
+        return self._send(sqe, wait)
+
+    def linear(self, module, x, y, wait=True, **options):
+        """y = x W; x [m, k] and y [m, n] are Arrays. Options: flags, timeout_ns."""
+        sqe = self._get()
+        _lib.exl3_prep_linear(sqe, module._p, x.ref, x.code, y.ref, y.code, _rows(module, x, y, options))
+        return self._send(sqe, wait, **options)
+
+    def mlp(self, module, x, y, wait=True, **options):
+        sqe = self._get()
+        _lib.exl3_prep_mlp(sqe, module._p, x.ref, x.code, y.ref, y.code, _rows(module, x, y, options))
+        return self._send(sqe, wait, **options)
+
+    def moe(self, module, x, y, ids, weights, wait=True, **options):
+        """ids and weights [m, topk]; the completion's detail counts invalid ids."""
+        m = _rows(module, x, y, options)
+        if ids.shape != weights.shape or len(ids.shape) != 2 or ids.shape[0] != m:
+            raise ValueError(f"ids {ids.shape} and weights {weights.shape} for {m} rows")
+        sqe = self._get()
+        _lib.exl3_prep_moe(sqe, module._p, x.ref, x.code, y.ref, y.code, m, ids.ref, ids.code, weights.ref,
+                           weights.code, ids.shape[1])
+        return self._send(sqe, wait, **options)
+
+    def mla(self, geometry, q, cache, indices, o, scale, lse=None, kv_scale=1.0, wait=True, **options):
+        """q [batch, heads, dim]; see exl3_prep_mla() in exl3.h. The daemon checks sizes against the geometry."""
+        sqe = self._get()
+        _lib.exl3_prep_mla(sqe, geometry, q.ref, q.code, cache.ref, indices.ref, o.ref, o.code, lse.ref if lse else 0,
+                           q.shape[0], scale, kv_scale)
+        return self._send(sqe, wait, **options)
+
+
+def _now():
+    import time
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+def _rows(module, x, y, options):
+    """Rows of a request, after a check of what the daemon cannot see: it knows buffers, not shapes."""
+    stored = options.get("flags", 0) & STORED
+    k, n = (module.stored_k, module.stored_n) if stored else (module.k, module.n)
+    if len(x.shape) != 2 or len(y.shape) != 2 or x.shape[0] != y.shape[0] or x.shape[1] != k or y.shape[1] != n:
+        raise ValueError(f"x {x.shape}, y {y.shape}; {module.name} takes [m, {k}] and gives [m, {n}]")
+    return x.shape[0]

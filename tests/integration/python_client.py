@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python_client.py SOCKET - exercises client/python/exl3.py; prints the outcome as JSON. Run by test_python.py."""
+import errno
+import json
+import struct
+import sys
+
+import exl3
+
+
+def floats(array):
+    return list(struct.unpack(f"<{len(array.bytes) // 4}f", array.bytes))
+
+
+def fill(array, values):
+    array.bytes[:] = struct.pack(f"<{len(values)}{'f' if array.dtype == 'f4' else 'i'}", *values)
+
+
+def refused(call):
+    try:
+        call()
+    except exl3.Error as e:
+        return errno.errorcode[e.errno], e.strerror
+    return "nothing"
+
+
+def main():
+    out = {}
+    with exl3.Client(sys.argv[1], "python") as client:
+        model = client.model("layers")
+        module = model.module("k4.mul1", exl3.LINEAR)
+        out["module"] = [module.k, module.n, module.kind, module.shards]
+        arena, channel = client.arena(1 << 20), client.channel(4)
+        x, y = arena.array("f4", (2, module.k)), arena.array("f4", (2, module.n))
+        fill(x, [((i * 37) % 101 - 50) / 25 for i in range(2 * module.k)])
+        c = channel.linear(module, x, y)
+        out["linear"], out["rows"] = floats(y), c.result
+        out["x"] = floats(x)
+
+        # Three at once, reaped in order; a poll loop's way to wait is there as well.
+        numbers = [channel.linear(module, x, y, wait=False) for _ in range(3)]
+        done = [channel.wait() for _ in numbers]
+        out["in order"] = [c.user_data for c in done] == numbers and not any(c.result for c in done)
+        out["nothing left"] = channel.wait() is None
+        channel.nop()
+
+        out["no module"] = refused(lambda: model.module("k4.nonesuch"))
+        out["no model"] = refused(lambda: client.model("nonesuch"))
+        out["deadline"] = refused(lambda: channel.linear(module, x, y, timeout_ns=1))
+        try:
+            channel.linear(module, y, x)
+            out["shapes"] = "taken"
+        except ValueError as e:
+            out["shapes"] = str(e)
+
+        t = model.tensor("input")
+        out["tensor"] = [t.dtype, list(t.shape), len(t.data), t.data.readonly]
+        t.close()
+
+        deepseek = client.model("tiny-deepseek")
+        moe = deepseek.module("model.layers.2.mlp", exl3.MOE)
+        out["moe"] = [moe.k, moe.n, moe.experts]
+        x, y = arena.array("f4", (1, moe.k)), arena.array("f4", (1, moe.n))
+        ids, weights = arena.array("i4", (1, 3)), arena.array("f4", (1, 3))
+        fill(x, [1.0] * moe.k)
+        fill(ids, [-1, 999, -5])
+        fill(weights, [1.0] * 3)
+        out["skipped"] = channel.moe(moe, x, y, ids, weights).detail
+        out["all holes"] = any(floats(y))
+        out["alive"] = client.alive
+    out["closed"] = refused(lambda: client.model("layers"))
+    print(json.dumps(out))
+
+
+main()
