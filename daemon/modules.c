@@ -287,11 +287,24 @@ static const char *expert_fault(const struct exl3_expert *e)
 	return NULL;
 }
 
-static bool same_sizes(const struct exl3_expert *a, const struct exl3_expert *b)
+/* Experts of a block are of one size; slices of an MLP may each have their own width. */
+static bool same_sizes(const struct exl3_expert *a, const struct exl3_expert *b, bool width)
 {
 	return !a->gate == !b->gate && a->up->k == b->up->k && a->up->k_log == b->up->k_log &&
-	       a->up->n == b->up->n && a->up->n_log == b->up->n_log && a->down->n == b->down->n &&
-	       a->down->n_log == b->down->n_log;
+	       a->down->n == b->down->n && a->down->n_log == b->down->n_log &&
+	       (!width || (a->up->n == b->up->n && a->up->n_log == b->up->n_log));
+}
+
+static const char *experts_fault(const struct exl3_expert *e, uint32_t nr, bool width)
+{
+	const char *fault = NULL;
+
+	for (uint32_t i = 0; i < nr && !fault; i++) {
+		fault = expert_fault(&e[i]);
+		if (!fault && !same_sizes(&e[0], &e[i], width))
+			fault = "its parts have different sizes";
+	}
+	return fault;
 }
 
 /* A MoE or MLP module from @experts (taken, also on failure). */
@@ -300,44 +313,48 @@ static int add_experts(struct build *b, const char *name, enum exl3_module_kind 
 {
 	exl3_auto(exl3_freep) struct exl3_expert *e = taken;
 	enum exl3_act act = exl3_modelconf_act(b->conf, e[0].gate != NULL);
+	const char *fault = experts_fault(e, nr, kind == EXL3_MOD_MOE);
+	const struct exl3_backend_ops *ops = b->model->ops;
 	struct exl3_module_desc *d;
+	struct exl3_error why = {0};
+	void *plan = NULL;
 	int rc;
 
+	if (fault)
+		return leave_out(b, name, kind, false, err, "%s", fault);
 	if (act == EXL3_ACT_DEFAULT)
 		return leave_out(b, name, kind, false, err, "no activation '%s'%s",
 				 b->conf->act_name, e[0].gate ? "" : " without a gate");
-	for (uint32_t i = 0; i < nr; i++) {
-		const char *fault = expert_fault(&e[i]);
-
-		if (fault)
-			return leave_out(b, name, kind, false, err, "%s", fault);
-		if (!same_sizes(&e[0], &e[i]))
-			return leave_out(b, name, kind, false, err,
-					 "part %u has other sizes than part 0", i);
-	}
-	rc = module_new(b, name, kind, &d, err);
+	rc = ops->moe_plan ? ops->moe_plan(b->model->dev, e, nr, &plan, &why) : 0;
+	if (rc == -EOPNOTSUPP) /* this device cannot; another one might */
+		return leave_out(b, name, kind, false, err, "%s", why.text);
 	if (rc < 0)
+		return exl3_errf(err, rc, "%.160s: %.300s", name, why.text);
+	rc = module_new(b, name, kind, &d, err);
+	if (rc < 0) {
+		if (plan)
+			ops->moe_plan_free(b->model->dev, plan);
 		return rc;
+	}
+	d->plan = plan;
 	d->experts = exl3_take_ptr(&e);
 	d->nr_experts = nr;
 	d->k = d->experts[0].up->k;
 	d->k_log = d->experts[0].up->k_log;
 	d->n = d->experts[0].down->n;
 	d->n_log = d->experts[0].down->n_log;
-	d->intermediate = d->experts[0].up->n_log * (kind == EXL3_MOD_MLP ? nr : 1);
 	d->act = (uint8_t)act;
 	d->limit = exl3_modelconf_limit(b->conf, name);
 	d->routed_scale = kind == EXL3_MOD_MOE ? b->conf->routed_scale : 1;
 	for (uint32_t i = 0; i < nr; i++) {
+		if (kind == EXL3_MOD_MLP || i == 0)
+			d->intermediate += d->experts[i].up->n_log;
 		if (d->experts[i].gate)
 			count_matrix(d, d->experts[i].gate);
 		count_matrix(d, d->experts[i].up);
 		count_matrix(d, d->experts[i].down);
 	}
-	if (!b->model->ops->moe_plan)
-		return 0;
-	rc = b->model->ops->moe_plan(b->model->dev, d->experts, nr, &d->plan, err);
-	return rc < 0 ? exl3_err_prefix(err, "%.160s", name) : 0;
+	return 0;
 }
 
 /* The MLP around up projection "@prefix.<up>", spelled as in row @s. */

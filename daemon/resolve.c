@@ -116,6 +116,21 @@ static struct hit find_key(const struct query *q, const char *key, const char **
 	return h;
 }
 
+/* Slices of a rank-sliced pack are left out under the name of the whole. */
+static struct hit find_rank(const struct query *q, const char *name)
+{
+	char whole[EXL3_NAME_MAX + 1];
+	struct hit h = {0};
+	size_t prefix;
+
+	if (exl3_name_rank(name, &prefix)) {
+		snprintf(whole, sizeof(whole), "%.*s", (int)prefix, name);
+		h = find_exact(q, whole);
+		h.module = NULL;
+	}
+	return h;
+}
+
 static struct hit search(const struct query *q, const char *name, const char **rival)
 {
 	char key[EXL3_KEY_MAX], block[EXL3_KEY_MAX + 16];
@@ -126,6 +141,11 @@ static struct hit search(const struct query *q, const char *name, const char **r
 		return h;
 	}
 	say(q, "no %s is called exactly '%s'", kind_name(q->kind), name);
+	h = find_rank(q, name);
+	if (hit_any(&h)) {
+		say(q, "a slice of '%s'", h.left_out->name);
+		return h;
+	}
 	if (!exl3_name_key(name, key))
 		return h;
 	h = find_key(q, key, rival);

@@ -68,10 +68,11 @@ struct exl3_expert {
 
 /*
  * A dense MLP that is wider than the writer's limit is stored as nr_experts slices that all see every
- * row, and whose outputs add up (op MLP). For op MOE each token goes to its topk experts.
+ * row, and whose outputs add up (op MLP); their widths may differ, unless moe_plan() refuses that with
+ * -EOPNOTSUPP. For op MOE each token goes to its topk experts, which are all of one size.
  */
 struct exl3_moe_args {
-	const struct exl3_expert *experts; /* [nr_experts] host array; all of equal logical sizes */
+	const struct exl3_expert *experts; /* [nr_experts] host array */
 	uint32_t nr_experts;
 	void *plan;             /* device copy of the expert table, made by moe_plan(), or NULL */
 	uint8_t act;            /* enum exl3_act, never DEFAULT */

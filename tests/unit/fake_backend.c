@@ -123,7 +123,8 @@ static int fake_moe_plan(struct exl3_dev *dev, const struct exl3_expert *experts
 			 uint32_t nr_experts, void **ret, struct exl3_error *err)
 {
 	(void)dev;
-	(void)err;
+	if (fake.refuse_plans)
+		return exl3_errf(err, -EOPNOTSUPP, "no plan for %u experts", nr_experts);
 	assert(experts && nr_experts);
 	*ret = malloc(1);
 	assert(*ret);

@@ -12,6 +12,7 @@ struct fake {
 	unsigned fail_write;     /* the n-th slab_write() fails, from 1; 0 = none */
 	unsigned fail_sync;      /* the n-th slab_sync() */
 	unsigned fail_staging;   /* the n-th staging_new() */
+	bool refuse_plans;       /* moe_plan() returns -EOPNOTSUPP */
 	bool late;               /* slab_write() only notes; slab_sync() copies, as a GPU may */
 	unsigned slabs, staging; /* alive now */
 	unsigned writes, syncs, stagings;

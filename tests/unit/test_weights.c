@@ -450,6 +450,7 @@ static void left_out(void **state)
 			fail_msg("%s is %slisted", rows[i].name, group ? "" : "not ");
 	}
 	assert_int_equal(m->nr_skipped, TEST_NR(rows) - 1);
+	not_found(m, "ranks.rank1", EXL3_MOD_ANY, -EOPNOTSUPP, "rank-sliced pack");
 	find(m, "good", EXL3_MOD_ANY);
 	find(m, "layers.0.self_attn.v_proj", EXL3_MOD_ANY);
 	/* Its sibling stays what it is: a tensor. */
@@ -592,7 +593,7 @@ static void experts(void **state)
 	not_found(m, "model.layers.4.mlp", EXL3_MOD_ANY, -EOPNOTSUPP,
 		  "its expert 1 differs from expert 0 in having a gate");
 	not_found(m, "model.layers.5.mlp", EXL3_MOD_MOE, -EOPNOTSUPP, "gates are not quantized");
-	not_found(m, "model.layers.6.mlp", EXL3_MOD_MOE, -EOPNOTSUPP, "part 1 has other sizes");
+	not_found(m, "model.layers.6.mlp", EXL3_MOD_MOE, -EOPNOTSUPP, "parts have different sizes");
 	not_found(m, "model.layers.7.mlp", EXL3_MOD_MOE, -EOPNOTSUPP,
 		  "its expert 1, gate_proj: its codebook mcg has the unknown multiplier");
 	not_found(m, "model.layers.8.mlp", EXL3_MOD_MOE, -EOPNOTSUPP, "do not make 999999 experts");
@@ -635,6 +636,17 @@ static void slices_and_groups(void **state)
 	mk_matrix(f, "mtp.layers.0.mlp.up_proj", 128, 256, 8, 2, 0);
 	mk_matrix(f, "mtp.layers.0.mlp.gate_proj", 128, 256, 8, 2, 0);
 	mk_matrix(f, "mtp.layers.0.mlp.down_proj", 128, 128, 8, 2, 0);
+	/* slices of different widths; another backend may have no kernel for that */
+	for (int i = 0; i < 2; i++) {
+		char name[100];
+
+		snprintf(name, sizeof(name), "model.layers.4.mlp.gate_proj.slice.%d", i);
+		mk_matrix(f, name, 128, 256 - 128 * (uint32_t)i, 8, 2, 0);
+		snprintf(name, sizeof(name), "model.layers.4.mlp.up_proj.slice.%d", i);
+		mk_matrix(f, name, 128, 256 - 128 * (uint32_t)i, 8, 2, 0);
+		snprintf(name, sizeof(name), "model.layers.4.mlp.down_proj.slice.%d", i);
+		mk_matrix(f, name, 256 - 128 * (uint32_t)i, 128, 8, 2, 0);
+	}
 	/* two towers that a short name cannot tell apart */
 	mk_matrix(f, "alpha.layers.9.o_proj", 128, 128, 8, 2, 0);
 	mk_matrix(f, "beta.layers.9.o_proj", 128, 128, 8, 2, 0);
@@ -650,6 +662,7 @@ static void slices_and_groups(void **state)
 	assert_int_equal(d->act, EXL3_ACT_GELU);
 	assert_ptr_equal(d->experts[10].down,
 			 find(m, "model.layers.0.mlp.down_proj.slice.10", EXL3_MOD_ANY)->shards[0]);
+	assert_int_equal(find(m, "model.layers.4.mlp", EXL3_MOD_MLP)->intermediate, 384);
 	d = find(m, "model.layers.0.mlp.gate_proj", EXL3_MOD_ANY);
 	assert_int_equal(d->nr_shards, 12);
 	assert_int_equal(d->n, 12 * 256);
@@ -670,6 +683,12 @@ static void slices_and_groups(void **state)
 		  "may be 'alpha.layers.9.o_proj' or 'beta");
 	find(m, "beta.layers.9.o_proj", EXL3_MOD_ANY);
 	not_found(m, "lm_head", EXL3_MOD_ANY, -ENOENT, "tied to the embedding");
+	exl3_model_put(m);
+	fake_reset();
+	fake.refuse_plans = true;
+	m = load(dir);
+	not_found(m, "model.layers.4.mlp", EXL3_MOD_MLP, -EOPNOTSUPP, "no plan for 2 experts");
+	find(m, "model.layers.4.mlp.gate_proj", EXL3_MOD_ANY);
 	exl3_model_put(m);
 	mk_rmdir(dir);
 	fake_reset();
