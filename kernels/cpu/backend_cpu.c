@@ -378,7 +378,7 @@ static void start(void *arg)
 {
 	struct exl3_dev *dev = arg;
 
-#pragma omp parallel num_threads(cpu_team(dev))
+#pragma omp parallel num_threads(cpu_team(dev, UINT64_MAX))
 	{
 		int cpu = dev->cpus[omp_get_thread_num()];
 		cpu_set_t set;

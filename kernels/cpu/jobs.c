@@ -93,7 +93,7 @@ static uint32_t input_pieces(const struct cpu_job *job)
 
 void cpu_jobs_prepare(struct cpu_jobs *jobs)
 {
-	jobs->nr_inputs = jobs->nr_units = 0;
+	jobs->nr_inputs = jobs->nr_units = jobs->products = 0;
 	for (uint32_t i = 0; i < jobs->nr; i++) {
 		struct cpu_job *job = &jobs->job[i];
 
@@ -101,6 +101,7 @@ void cpu_jobs_prepare(struct cpu_jobs *jobs)
 		job->first_unit = jobs->nr_units;
 		jobs->nr_inputs += (uint64_t)job->m * input_pieces(job);
 		jobs->nr_units += job->w->n / CPU_UNIT;
+		jobs->products += (uint64_t)job->w->k * job->w->n * (8 + job->m);
 	}
 }
 

@@ -32,6 +32,9 @@ static inline int omp_get_num_threads(void)
 /* Rows that are computed together; weights are decoded once for them. */
 #define CPU_ROWS_MAX 256u
 
+/* Less than this, some 20 us for one thread, is not worth waking others and waiting for them. */
+#define CPU_TEAM_MIN (1u << 20)
+
 /* One row of the work's operands. */
 struct cpu_row {
 	const char *x;
@@ -55,6 +58,7 @@ struct cpu_jobs {
 	struct cpu_job *job;
 	uint32_t nr;
 	uint64_t nr_inputs, nr_units;
+	uint64_t products; /* about: decoding a weight costs as much as eight multiplications */
 };
 
 /* Hands out pieces of the workspace, 64-byte aligned; NULL when it is used up. */
@@ -100,15 +104,19 @@ void cpu_rows_fill(const struct exl3_work *work, uint64_t first, uint32_t count,
 		   struct cpu_row *out);
 uint64_t cpu_rows_total(const struct exl3_work *work);
 
-/* Threads that a region of the team may have. */
-static inline int cpu_team(const struct exl3_dev *dev)
+/*
+ * Threads for a region that multiplies about @products numbers: one, or the whole team. Between
+ * those there is nothing, because libgomp ends the threads that a smaller team leaves over, and
+ * with them their pinning.
+ */
+static inline int cpu_team(const struct exl3_dev *dev, uint64_t products)
 {
 #ifdef __SANITIZE_THREAD__
 	/* libgomp's barriers are not instrumented: a team would be reported as one big race. */
-	(void)dev;
+	(void)dev, (void)products;
 	return 1;
 #else
-	return (int)dev->nr_threads;
+	return products < CPU_TEAM_MIN ? 1 : (int)dev->nr_threads;
 #endif
 }
 

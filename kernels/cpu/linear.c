@@ -101,7 +101,7 @@ int cpu_linear_run(struct exl3_dev *dev, const struct exl3_work *work, const str
 		for (uint32_t s = 0; s < jobs.nr; s++)
 			jobs.job[s].m = m;
 		cpu_jobs_prepare(&jobs);
-#pragma omp parallel num_threads(cpu_team(dev))
+#pragma omp parallel num_threads(cpu_team(dev, jobs.products))
 		{
 			cpu_jobs_input(&jobs, rows);
 #pragma omp barrier

@@ -143,10 +143,11 @@ int cpu_mla_run(struct exl3_dev *dev, const struct exl3_work *work, const struct
 		return -ENOMEM;
 	for (uint64_t first = 0; first < total; first += fit) {
 		uint32_t count = (uint32_t)(total - first < fit ? total - first : fit);
+		uint64_t products = (uint64_t)count * g->topk * g->dim * (g->heads + 8);
 		_Atomic uint64_t next = 0;
 
 		fill_queries(work, first, count, query, slot);
-#pragma omp parallel num_threads(cpu_team(dev))
+#pragma omp parallel num_threads(cpu_team(dev, products))
 		{
 			struct cpu_mla_state *st = &dev->mla[omp_get_thread_num()];
 			uint64_t item, end;

@@ -338,7 +338,7 @@ int cpu_moe_run(struct exl3_dev *dev, const struct exl3_work *work, const struct
 		read_places(&s, first);
 		sort_places(&s);
 		make_jobs(&s);
-#pragma omp parallel num_threads(cpu_team(dev))
+#pragma omp parallel num_threads(cpu_team(dev, s.in.products + s.out.products))
 		{
 			cpu_jobs_input(&s.in, s.rows);
 #pragma omp barrier

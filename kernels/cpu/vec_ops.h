@@ -200,32 +200,43 @@ static float mla_softmax(struct cpu_mla_state *st, unsigned h, unsigned slots)
 	return factor;
 }
 
-/* o[h] = o[h] * factor[h] + sum over j of s[h][j] kv[j], four heads at a time. */
+/* Four heads and @w vectors of columns from @d on: w + 4 loads for 4 w products. */
+static inline __attribute__((always_inline)) void mla_columns(struct cpu_mla_state *st, unsigned h,
+							      unsigned d, unsigned slots,
+							      const float *factor, const unsigned w)
+{
+	vf acc[4][4];
+
+	for (unsigned a = 0; a < 4; a++)
+		for (unsigned i = 0; i < w; i++)
+			acc[a][i] = v_mul(v_set1(factor[h + a]), v_load(&st->o[h + a][d + i * VL]));
+	for (unsigned j = 0; j < slots; j++)
+		for (unsigned i = 0; i < w; i++) {
+			vf k = v_load(&st->kv[j][d + i * VL]);
+
+			for (unsigned a = 0; a < 4; a++)
+				acc[a][i] = v_fma(v_set1(st->s[h + a][j]), k, acc[a][i]);
+		}
+	for (unsigned a = 0; a < 4; a++)
+		for (unsigned i = 0; i < w; i++)
+			v_store(&st->o[h + a][d + i * VL], acc[a][i]);
+}
+
+/* o[h] = o[h] * factor[h] + sum over j of s[h][j] kv[j] */
 static void mla_accumulate(struct cpu_mla_state *st, unsigned heads, unsigned slots,
 			   unsigned value_dim, const float *factor)
 {
-	enum { W = VL < 16 ? 16 / VL : 1 }; /* vectors of 16 columns; VL 1: one would do, 16 are */
+	/* Accumulators for four heads fill 16 of 32 registers, or 8 of 16. */
+	enum { WIDE = VL == 16 ? 4 : VL == 8 ? 2 : 1 };
 
-	for (unsigned h = 0; h < heads; h += 4)
-		for (unsigned d = 0; d < value_dim; d += W * VL) {
-			vf acc[4][W];
+	for (unsigned h = 0; h < heads; h += 4) {
+		unsigned d = 0;
 
-			for (unsigned a = 0; a < 4; a++)
-				for (unsigned w = 0; w < W; w++)
-					acc[a][w] = v_mul(v_set1(factor[h + a]),
-							  v_load(&st->o[h + a][d + w * VL]));
-			for (unsigned j = 0; j < slots; j++)
-				for (unsigned w = 0; w < W; w++) {
-					vf k = v_load(&st->kv[j][d + w * VL]);
-
-					for (unsigned a = 0; a < 4; a++)
-						acc[a][w] = v_fma(v_set1(st->s[h + a][j]), k,
-								  acc[a][w]);
-				}
-			for (unsigned a = 0; a < 4; a++)
-				for (unsigned w = 0; w < W; w++)
-					v_store(&st->o[h + a][d + w * VL], acc[a][w]);
-		}
+		for (; d + WIDE * VL <= value_dim; d += WIDE * VL)
+			mla_columns(st, h, d, slots, factor, WIDE);
+		for (; d < value_dim; d += VL)
+			mla_columns(st, h, d, slots, factor, 1);
+	}
 }
 
 /* Heads are processed in fours: those beyond @heads hold zeros and are not looked at. */
