@@ -303,6 +303,7 @@ static int open_device(struct exl3_worker *w, struct exl3_error *err)
 		return exl3_errf(err, -ENODEV, "backend %s has no device here: %s", w->ops->name,
 				 w->backends[0]);
 	opt.memory_max = strcmp(w->ops->name, "cpu") == 0 ? cfg->memory_max : cfg->gpu_memory_max;
+	opt.host_memory_max = cfg->memory_max;
 	if (cfg->device) {
 		char *end;
 		long ordinal = strtol(cfg->device, &end, 10);

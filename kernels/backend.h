@@ -165,7 +165,8 @@ struct exl3_dev_options {
 	const char *uuid;        /* cuda; NULL: ordinal counts */
 	int numa_node;           /* -1: not bound */
 	unsigned threads;        /* cpu: OpenMP threads, 0 = cores of the node */
-	uint64_t memory_max;     /* bytes of weights and arenas, 0 = no limit */
+	uint64_t memory_max;      /* bytes on the device: weights; cpu: arenas too. 0 = no limit */
+	uint64_t host_memory_max; /* cuda: bytes of arenas in host memory, 0 = no limit */
 	uint64_t workspace_bytes; /* 0 = default */
 	bool deterministic;
 };

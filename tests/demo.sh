@@ -50,7 +50,7 @@ value() { sed -n "s/.*\b$1=\([^ ]*\).*/\1/p" "$2" | tail -n 1; }
 
 # ---- the daemon ----
 
-"$build/exl3-daemon" --socket "$EXL3_SOCKET" --backend cpu --model "tiny-llama=$models/tiny-llama" \
+"$build/exl3-daemon" --socket "$EXL3_SOCKET" --backend "${EXL3_DEMO_BACKEND:-cpu}" --model "tiny-llama=$models/tiny-llama" \
 	--model "tiny-deepseek=$models/tiny-deepseek" >"$dir/daemon.log" 2>&1 &
 daemon=$!
 ready=

@@ -254,6 +254,7 @@ static int cuda_open(const struct exl3_dev_options *opt, struct exl3_dev **ret, 
 		return exl3_errf(err, -ENOMEM, "cuda: out of memory");
 	dev->ordinal = ordinal;
 	dev->memory_max = opt->memory_max;
+	dev->host_memory_max = opt->host_memory_max;
 	dev->deterministic = opt->deterministic;
 	dev->ws_bytes = opt->workspace_bytes ? opt->workspace_bytes : WS_DEFAULT;
 	if (dev->ws_bytes < 4 * (size_t)EXL3_CUDA_WS_ZERO)

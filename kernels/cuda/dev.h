@@ -69,7 +69,8 @@ struct exl3_dev {
 	size_t pinned_bytes;
 	char *tables;          /* device copies of the row tables */
 	struct exl3_cuda_slot slot[EXL3_CUDA_SLOTS];
-	uint64_t memory_max;   /* 0 = none */
+	uint64_t memory_max;   /* of slabs; 0 = none */
+	uint64_t host_memory_max; /* of arenas; 0 = none */
 	uint64_t slab_bytes, arena_bytes; /* atomics */
 	bool deterministic;
 	struct exl3_executor *exec; /* owned */

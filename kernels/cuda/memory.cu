@@ -356,6 +356,14 @@ int exl3_cuda_arena_new(struct exl3_dev *dev, size_t bytes, struct exl3_arena **
 		return exl3_errf(err, -ENOMEM, "arena: out of memory");
 	arena->dev = dev;
 	arena->bytes = bytes;
+	arena->fd = -1;
+	if (dev->host_memory_max &&
+	    bytes > dev->host_memory_max - __atomic_load_n(&dev->arena_bytes, __ATOMIC_RELAXED)) {
+		code = exl3_errf(err, -ENOMEM, "arena: %zu bytes, but memory-max allows %llu and %llu are held",
+				 bytes, (unsigned long long)dev->host_memory_max,
+				 (unsigned long long)__atomic_load_n(&dev->arena_bytes, __ATOMIC_RELAXED));
+		goto fail;
+	}
 	arena->fd = memfd_create("exl3-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (arena->fd < 0) {
 		code = exl3_errf(err, -errno, "arena: memfd_create: %m");

@@ -59,7 +59,7 @@ def test_moe_routing(env):
             (descr, shape, y), said = run_moe(env, d)
             equal((descr, shape), ("<f4", (4, 256)), "y")
             check("2 invalid" in said, f"two invalid ids are not reported: {said}")
-            near(y, want, "f4", f"ids {ids_descr}, weights {weights_descr}")
+            near(y, want, "f4", f"ids {ids_descr}, weights {weights_descr}", chain=2)
             check(not any(y[512:768]), "a row of holes is not zero")
 
 
@@ -76,9 +76,9 @@ def test_moe_activations(env):
                 continue  # a limit is defined for the others only
             args = ["--act", act] + (["--limit", str(limit)] if limit else [])
             (_, _, y), _ = run_moe(env, d, *args)
-            near(y, routed(experts, x, ids, weights, act, limit), "f4", f"{act}, limit {limit}")
+            near(y, routed(experts, x, ids, weights, act, limit), "f4", f"{act}, limit {limit}", chain=2)
     (_, _, y), _ = run_moe(env, d, "--routed-scale", "2.5")
-    near(y, [2.5 * v for v in routed(experts, x, ids, weights)], "f4", "--routed-scale")
+    near(y, [2.5 * v for v in routed(experts, x, ids, weights)], "f4", "--routed-scale", chain=2)
 
 
 def test_mlp(env):
@@ -90,7 +90,7 @@ def test_mlp(env):
         d.ctl_ok("run", "mlp", "tiny-deepseek", prefix, env.path("x.npy"), "-o", env.path("y.npy"))
         _, shape, y = ref.npy_load(env.path("y.npy"))
         equal(shape, (3, 256), "y")
-        near(y, [v for r in rows for v in ref.mlp(*parts, r)], "f4", prefix)
+        near(y, [v for r in rows for v in ref.mlp(*parts, r)], "f4", prefix, chain=2)
 
 
 def run_mla(env, d, *args):

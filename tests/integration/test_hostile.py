@@ -154,7 +154,7 @@ def test_limits(env):
 def test_few_descriptors(env):
     """A daemon that runs out of descriptors refuses what it cannot serve, keeps the rest, and recovers."""
     d = env.daemon((f"{MODEL}={env.model(MODEL)}", f"layers={env.model('layers')}"), ["--arena-max", "16M"],
-                   nofile=48)
+                   nofile=48 if env.backend == "cpu" else 128)
     before = d.held()
     program = env.program("tests/integration/limits")
     procs = [env.spawn(program, d.sock, "idle", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
