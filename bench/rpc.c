@@ -21,6 +21,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -373,7 +374,7 @@ int main(int argc, char **argv)
 	struct result spinning = {0}, asleep = {0};
 	char ceilings[160], machine[96];
 	struct bench_file f;
-	double floor_us;
+	double floor_us, load = 0;
 	pid_t pid;
 
 	parse_options(&o, argc, argv);
@@ -391,7 +392,9 @@ int main(int argc, char **argv)
 	snprintf(ceilings, sizeof(ceilings),
 		 "eventfd ping-pong between two processes: %.2f us; clock %s", floor_us,
 		 "CLOCK_MONOTONIC, read twice per call");
-	snprintf(machine, sizeof(machine), "%ld processors", sysconf(_SC_NPROCESSORS_ONLN));
+	getloadavg(&load, 1);
+	snprintf(machine, sizeof(machine), "%ld processors, load %.1f before, nice %d",
+		 sysconf(_SC_NPROCESSORS_ONLN), load, getpriority(PRIO_PROCESS, 0));
 	f = bench_open(o.output ? o.output : "bench/results/rpc_cpu.csv", argc, argv, machine,
 		       ceilings, "mode,clients,mps,us_per_call,added_us,syscalls_per_call");
 
