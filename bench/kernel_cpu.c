@@ -4,6 +4,8 @@
  *
  *       kernel_cpu [--isa NAME] [--threads N] [--quick] [-o bench/results/cpu_<isa>.csv]
  *
+ * Without --threads: one, and then as many as the device takes.
+ *
  * Each sample multiplies by other weights than the one before (copies that together exceed the last
  * level cache), so weights come from memory. The ratios are speed-ups: another's time divided by
  * ours, same machine, same number of threads, same run.
@@ -195,8 +197,8 @@ static const char *ratio(double theirs, double ours, char text[16])
 	return text;
 }
 
-static void bench_isa(struct bench *b, const char *isa, const char *path, bool quick, int argc,
-		      char **argv)
+static void bench_threads(struct bench *b, const struct exl3_kernel *kernel, bool quick,
+			  struct bench_file *file)
 {
 	static const struct shape shapes[] = {
 		{4096, 4096, 8, EXL3_CB_MUL1},  {4096, 4096, 8, EXL3_CB_MCG},
@@ -208,18 +210,11 @@ static void bench_isa(struct bench *b, const char *isa, const char *path, bool q
 	};
 	static const uint32_t rows[] = {1, 2, 4, 8, 16, 32, 64, 128, 256};
 	static const char *const codebooks[] = {"3inst", "mcg", "mul1"};
-	const struct exl3_kernel *kernel = find_kernel(isa), *plain = find_kernel("c");
-	char machine[200], ceilings[200];
-	struct bench_file file;
+	const struct exl3_kernel *plain = find_kernel("c");
 
-	snprintf(machine, sizeof(machine), "OpenBLAS kernel %s, %u thread%s",
-		 openblas_get_corename(), b->threads, b->threads == 1 ? "" : "s");
-	snprintf(ceilings, sizeof(ceilings), "memory read %.1f GB/s (one thread)",
-		 read_rate(b) * 1e-9);
-	file = bench_open(path, argc, argv, machine, ceilings,
-			  "k,n,bits,codebook,m,threads,us,ratio_to_plain_c,ratio_to_openblas");
-	printf("%s: %s\n%s\n%6s %6s %5s %6s %4s %10s %8s %9s %14s\n", isa, machine, ceilings, "k",
-	       "n", "bits", "code", "m", "us", "x plain", "x blas", "weights/s/thr");
+	printf("%u thread%s\n%6s %6s %5s %6s %4s %10s %8s %9s %14s\n", b->threads,
+	       b->threads == 1 ? "" : "s", "k", "n", "bits", "code", "m", "us", "x plain", "x blas",
+	       "weights/s/thr");
 	for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
 		for (size_t j = 0; j < sizeof(rows) / sizeof(rows[0]); j++) {
 			const struct shape *s = &shapes[i];
@@ -239,7 +234,7 @@ static void bench_isa(struct bench *b, const char *isa, const char *path, bool q
 				c = time_ours(b, s, m, plain, 5);
 			if (i == 0 || s->k != shapes[0].k)
 				blas = time_openblas(b, s, m);
-			bench_row(&file, "%u,%u,%g,%s,%u,%u,%.2f,%s,%s", s->k, s->n, s->rate2 / 2.0,
+			bench_row(file, "%u,%u,%g,%s,%u,%u,%.2f,%s,%s", s->k, s->n, s->rate2 / 2.0,
 				  codebooks[s->codebook], m, b->threads, ours * 1e6,
 				  ratio(c, ours, (char[16]){0}), ratio(blas, ours, (char[16]){0}));
 			printf("%6u %6u %5g %6s %4u %10.1f %8s %9s %14.3g\n", s->k, s->n,
@@ -248,8 +243,6 @@ static void bench_isa(struct bench *b, const char *isa, const char *path, bool q
 			       (double)s->k * s->n / ours / b->threads);
 			fflush(stdout);
 		}
-	bench_close(&file);
-	printf("written: %s\n", path);
 }
 
 static int usage(void)
@@ -264,12 +257,15 @@ int main(int argc, char **argv)
 						{"threads", required_argument, NULL, 't'},
 						{"quick", no_argument, NULL, 'q'},
 						{NULL, 0, NULL, 0}};
-	struct exl3_dev_options opt = {.numa_node = -1, .threads = 1};
+	struct exl3_dev_options opt = {.numa_node = -1};
+	unsigned threads[2] = {1, 0},
+		 nr_threads = 2; /* one, and what the device takes by default */
 	struct exl3_dev_info info;
 	struct exl3_error err;
 	struct bench b = {0};
+	struct bench_file file = {0};
 	const char *isa = NULL, *path = NULL;
-	char name[128];
+	char name[128], machine[200], ceilings[200];
 	bool quick = false;
 	int c;
 
@@ -286,7 +282,8 @@ int main(int argc, char **argv)
 			isa = optarg;
 			break;
 		case 't':
-			opt.threads = (unsigned)strtoul(optarg, NULL, 0);
+			threads[0] = (unsigned)strtoul(optarg, NULL, 0);
+			nr_threads = 1;
 			break;
 		case 'q':
 			quick = true;
@@ -297,30 +294,48 @@ int main(int argc, char **argv)
 		default:
 			return usage();
 		}
-	if (ops->open(&opt, &b.dev, &err) ||
-	    ops->slab_new(b.dev, COLD_BYTES + (64u << 20), &b.slab, &err)) {
-		fprintf(stderr, "kernel_cpu: %s\n", err.text);
-		return 1;
-	}
-	ops->info(b.dev, &info);
-	b.threads = info.threads;
-	isa = isa ? isa : info.isa;
-	if (!find_kernel(isa)) {
-		fprintf(stderr, "kernel_cpu: no instruction set \"%s\"\n", isa);
-		return 2;
-	}
-	snprintf(name, sizeof(name), "bench/results/cpu_%s.csv", isa);
 	b.x = malloc(256 * 8192 * sizeof(float));
 	b.y = malloc(256 * 8192 * sizeof(float));
 	b.dense = malloc(COLD_BYTES + (size_t)8192 * 8192 * sizeof(float));
 	if (!b.x || !b.y || !b.dense)
 		die("memory", ENOMEM);
-	fill(&b, 7168, 4096, 256);
-	bench_isa(&b, isa, path ? path : name, quick, argc, argv);
+	for (unsigned i = 0; i < nr_threads; i++) {
+		unsigned before = b.threads;
+
+		opt.threads = threads[i];
+		if (ops->open(&opt, &b.dev, &err) ||
+		    ops->slab_new(b.dev, COLD_BYTES + (64u << 20), &b.slab, &err)) {
+			fprintf(stderr, "kernel_cpu: %s\n", err.text);
+			return 1;
+		}
+		ops->info(b.dev, &info);
+		b.threads = info.threads;
+		isa = isa ? isa : info.isa;
+		if (!find_kernel(isa)) {
+			fprintf(stderr, "kernel_cpu: no instruction set \"%s\"\n", isa);
+			return 2;
+		}
+		fill(&b, 7168, 4096, 256);
+		if (!file.f) {
+			snprintf(name, sizeof(name), "bench/results/cpu_%s.csv", isa);
+			snprintf(machine, sizeof(machine), "OpenBLAS kernel %s",
+				 openblas_get_corename());
+			snprintf(ceilings, sizeof(ceilings), "memory read %.1f GB/s (one thread)",
+				 read_rate(&b) * 1e-9);
+			printf("%s; %s; %s\n", isa, machine, ceilings);
+			file = bench_open(path ? path : name, argc, argv, machine, ceilings,
+					  "k,n,bits,codebook,m,threads,us,ratio_to_plain_c,"
+					  "ratio_to_openblas");
+		}
+		if (b.threads != before) /* a machine with one core is measured once */
+			bench_threads(&b, find_kernel(isa), quick, &file);
+		ops->slab_free(b.slab);
+		ops->close(b.dev);
+	}
+	bench_close(&file);
+	printf("written: %s\n", file.path);
 	free(b.x);
 	free(b.y);
 	free(b.dense);
-	ops->slab_free(b.slab);
-	ops->close(b.dev);
 	return 0;
 }
