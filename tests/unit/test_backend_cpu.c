@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -325,6 +326,23 @@ static void unsupported(void **state)
 	layer_free(l);
 }
 
+static void *leave(void *arg)
+{
+	pthread_exit(arg);
+}
+
+/*
+ * Threads of a team leave by pthread_exit() some time after their device is closed; the first one in a
+ * process loads the unwinder, and the descriptor of that file would be counted. So one leaves now.
+ */
+static int load_unwinder(void **state)
+{
+	pthread_t thread;
+
+	(void)state;
+	return pthread_create(&thread, NULL, leave, NULL) || pthread_join(thread, NULL);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -332,5 +350,5 @@ int main(void)
 		test_case(queue),   test_case(same_bits), test_case(unsupported),
 	};
 
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return cmocka_run_group_tests(tests, load_unwinder, NULL);
 }
