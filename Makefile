@@ -276,6 +276,20 @@ $(BUILD)/fuzz/%: tests/fuzz/%.c $(SHM_SRC) $(PROTO_SRC) $(DAEMON_SRC) $(KERNEL_S
 		$(call pkg_cflags,$(PKGS)) -o $@ $< -Wl,--start-group $(BUILD)/fuzzobj/*.a -Wl,--end-group $(DAEMON_LIBS)
 
 cuda: $(if $(NVCC),$(BUILD)/exl3-cuda.so $(GPU_TESTS:%.cu=$(BUILD)/%) $(GPU_BENCH:%.cu=$(BUILD)/%),no-nvcc) ## kernels, tests and benchmarks for CUDA_ARCHS
+GPU_FACT_BIN := $(patsubst tests/gpu/facts/%,$(BUILD)/tests/gpu/facts/%,$(basename $(GPU_FACTS)))
+$(BUILD)/tests/gpu/facts/%: tests/gpu/facts/%.cu $(BUILD)/nvflags
+	$(call say,NVCC,$@)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -o $@ $< -ldl -lpthread
+$(BUILD)/tests/gpu/facts/%: tests/gpu/facts/%.c $(BUILD)/flags
+	$(call say,CC,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(filter-out -Wmissing-prototypes,$(ALL_CFLAGS)) -o $@ $< -ldl -lpthread
+
+check-gpu: all tests cuda $(GPU_FACT_BIN) ## all tests that need a GPU (8 minutes)
+	tests/gpu/check.sh $(BUILD)
+.PHONY: check-gpu
+
 no-nvcc:
 	@echo "nvcc not found: the CUDA backend is left out" >&2
 .PHONY: cuda no-nvcc

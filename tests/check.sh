@@ -9,30 +9,13 @@ cd "$(dirname "$0")/.." || exit 1
 make=${MAKE:-make}
 logs=build/check
 jobs=$(nproc)
-passed=0 failed=0 skipped=0 start=$SECONDS
+start=$SECONDS
 mkdir -p $logs
+. tests/steps.sh
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$jobs}
 export ASAN_OPTIONS=protect_shadow_gap=0:detect_leaks=1:abort_on_error=1
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tests/tsan.supp
-
-# step SECONDS NAME COMMAND... - one test; a step's name is also its log's.
-step() {
-	local limit=$1 name=$2 log t=$SECONDS rc
-	shift 2
-	log=$logs/$(printf %s "$name" | tr ' /' '__').log
-	timeout -k 10 "$limit" "$@" </dev/null >"$log" 2>&1
-	rc=$?
-	case $rc in
-	0) passed=$((passed + 1)) what=ok ;;
-	77) skipped=$((skipped + 1)) what="skipped: $(tail -n 1 "$log")" ;;
-	124 | 137) failed=$((failed + 1)) what="FAILED: over its limit of $limit s" ;;
-	*) failed=$((failed + 1)) what="FAILED (status $rc)" ;;
-	esac
-	printf '%-52s %s (%d s)\n' "$name" "$what" $((SECONDS - t))
-	case $rc in 0 | 77) ;; *) tail -n 60 "$log" | sed 's/^/    /' ;; esac
-	return $rc
-}
 
 # run_dir LABEL BUILD DIR LIMIT - every program of a test folder.
 run_dir() {
