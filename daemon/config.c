@@ -329,11 +329,48 @@ void exl3_config_remove_model(struct exl3_config *cfg, const char *name)
 
 /* ---- files ---- */
 
+#define SECTION_MAX 48 /* libinih cuts longer headings without a word */
+
 struct file_state {
 	struct exl3_config *cfg;
 	struct exl3_error *err;
-	int code; /* of the first error; err has its sentence */
+	int code;         /* of the first error; err has its sentence */
+	FILE *file;       /* where lines come from, or NULL: */
+	const char *text; /* here */
+	int line;         /* the one being read */
+	int line_max;     /* bytes that the reader takes, once a line was longer; else 0 */
 };
+
+/* fgets() for libinih, which would take the rest of a line that is too long for another line. */
+static char *next_line(char *buf, int size, void *arg)
+{
+	struct file_state *st = arg;
+	size_t len;
+
+	if (st->line_max)
+		return NULL;
+	if (st->file) {
+		if (!fgets(buf, size, st->file))
+			return NULL;
+	} else {
+		if (!*st->text)
+			return NULL;
+		len = strcspn(st->text, "\n");
+		len += st->text[len] == '\n';
+		if (len > (size_t)size - 1)
+			len = (size_t)size - 1;
+		memcpy(buf, st->text, len);
+		buf[len] = 0;
+		st->text += len;
+	}
+	st->line++;
+	len = strlen(buf);
+	if (len == (size_t)size - 1 && buf[len - 1] != '\n') {
+		st->line_max = size - 2;
+		return NULL;
+	}
+	return buf;
+}
 
 static int ini_line(void *arg, const char *section, const char *name, const char *value)
 {
@@ -347,6 +384,12 @@ static int ini_line(void *arg, const char *section, const char *name, const char
 		return 1;
 	if (!value)
 		value = "";
+	if (strlen(section) >= SECTION_MAX) {
+		st->code = exl3_errf(st->err, -EINVAL,
+				     "heading '%s...' is too long: write model = NAME=DIR instead",
+				     section);
+		return 0;
+	}
 	if (strncmp(section, "model ", 6) == 0) {
 		model = model_slot(st->cfg, section + 6 + strspn(section + 6, " "), st->err);
 		st->code = model ? set_model(model, name, value, st->err) : st->err->code;
@@ -360,23 +403,36 @@ static int ini_line(void *arg, const char *section, const char *name, const char
 	return st->code == 0;
 }
 
-static int finish_file(struct file_state *st, int line, const char *path)
+static int parse_lines(struct file_state *st, const char *name)
 {
+	int line = ini_parse_stream(next_line, st, ini_line, st);
+
+	if (st->line_max)
+		return exl3_errf(st->err, -EINVAL, "%s:%d: line is longer than %d bytes", name,
+				 st->line, st->line_max);
 	if (line == 0)
 		return 0;
 	if (line < 0)
-		return exl3_errf(st->err, line == -2 ? -ENOMEM : -EIO, "%s: cannot read it", path);
+		return exl3_errf(st->err, -ENOMEM, "%s: out of memory", name);
 	if (!st->code)
-		return exl3_errf(st->err, -EINVAL, "%s:%d: not a 'key = value' line", path, line);
-	exl3_err_prefix(st->err, "%s:%d", path, line);
+		return exl3_errf(st->err, -EINVAL, "%s:%d: not a 'key = value' line", name, line);
+	exl3_err_prefix(st->err, "%s:%d", name, line);
 	return st->code;
 }
 
 static int read_file(struct exl3_config *cfg, const char *path, struct exl3_error *err)
 {
 	struct file_state st = {.cfg = cfg, .err = err};
+	int rc;
 
-	return finish_file(&st, ini_parse(path, ini_line, &st), path);
+	st.file = fopen(path, "re");
+	if (!st.file)
+		return exl3_errf(err, -errno, "%s: %m", path);
+	rc = parse_lines(&st, path);
+	if (rc == 0 && ferror(st.file))
+		rc = exl3_errf(err, -EIO, "%s: cannot be read to its end", path);
+	fclose(st.file);
+	return rc;
 }
 
 static int conf_only(const struct dirent *d)
@@ -555,14 +611,14 @@ int exl3_config_read(int argc, char *const argv[], struct exl3_config *ret,
 
 int exl3_config_parse_string(const char *text, struct exl3_config *ret, struct exl3_error *err)
 {
-	struct file_state st = {.err = err};
+	struct file_state st = {.err = err, .text = text};
 	struct exl3_config cfg;
 	int rc;
 
 	st.cfg = &cfg;
 	rc = set_defaults(&cfg, err);
 	if (rc == 0)
-		rc = finish_file(&st, ini_parse_string(text, ini_line, &st), "configuration");
+		rc = parse_lines(&st, "configuration");
 	if (rc == 0)
 		rc = finish(&cfg, err);
 	if (rc < 0) {
@@ -691,9 +747,10 @@ void exl3_config_print(const struct exl3_config *cfg, FILE *out)
 		}
 	}
 	for (size_t i = 0; i < cfg->nr_models; i++) {
-		fprintf(out, "\n[model %s]\npath = %s\n", cfg->models[i].name, cfg->models[i].path);
-		if (cfg->models[i].device)
-			fprintf(out, "device = %s\n", cfg->models[i].device);
+		const struct exl3_config_model *m = &cfg->models[i];
+
+		fprintf(out, "model = %s=%s%s%s\n", m->name, m->path, m->device ? ",device=" : "",
+			m->device ? m->device : "");
 	}
 }
 

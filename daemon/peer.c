@@ -170,8 +170,8 @@ static void done_buffer_free(struct exl3_job *job)
 	struct buffer_job *b = (struct buffer_job *)job;
 
 	b->w->nr_arenas--;
-	free(b->buf->owner);
 	free(b->buf);
+	free(b); /* its owner */
 }
 
 /* Unmapping a large arena takes long: off the loop, with the job that was kept ready for it. */

@@ -9,6 +9,9 @@
 
 /* ---- one file's text ---- */
 
+#define LONG \
+	"0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567"
+
 static const struct text_case {
 	const char *text;
 	int code;
@@ -46,6 +49,10 @@ static const struct text_case {
 	{"channels-max = 65\n", -EINVAL, "1..64"},
 	{"thraeds = 4\n", -EINVAL, "unknown key 'thraeds'"},
 	{"threads = 4\nthreads = 5x\n", -EINVAL, ":2"},
+	{"[model a-name-that-is-too-long-for-the-heading-of-a-section]\npath = /x\n", -EINVAL,
+	 "write model = NAME=DIR"},
+	{"model = a=/" LONG LONG LONG "\n", -EINVAL, ":1: line is longer than"},
+	{"threads = 1\n# " LONG LONG LONG "\nthreads = 2\n", -EINVAL, ":2: line is longer than"},
 	{"just words\n", -EINVAL, "not a 'key = value' line"},
 	{"model = a=/x\nmodel = b=/y\n", 0, NULL},
 	{"model = a\n", -EINVAL, "is not NAME=DIR"},
@@ -266,7 +273,7 @@ static void printed_text_reads_back(void **state)
 	exl3_config_print(&again, f);
 	fclose(f);
 	assert_string_equal(text, text2);
-	assert_non_null(strstr(text, "[model b]"));
+	assert_non_null(strstr(text, "model = b=/y\n"));
 	free(text);
 	free(text2);
 	exl3_config_fini(&cfg);

@@ -1,0 +1,588 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_dispatch.c - requests through real rings to a device that finishes when the test says so. */
+#include "tests/test.h"
+
+#include "daemon/dispatch.h"
+
+#include <fcntl.h>
+
+/* ---- a device on strings ---- */
+
+static struct {
+	const struct exl3_work *running[64]; /* submitted, in order */
+	unsigned nr;
+	struct exl3_done done[64];
+	unsigned nr_done;
+	int submit_code; /* what submit() returns, if not 0 */
+	bool lost;
+} device;
+
+static int dev_submit(struct exl3_dev *dev, const struct exl3_work *work)
+{
+	(void)dev;
+	if (device.submit_code)
+		return device.submit_code;
+	assert_true(device.nr < TEST_NR(device.running));
+	device.running[device.nr++] = work;
+	return 0;
+}
+
+static int dev_poll(struct exl3_dev *dev, struct exl3_done *done, unsigned max)
+{
+	unsigned n = device.nr_done < max ? device.nr_done : max;
+
+	(void)dev;
+	if (device.lost)
+		return -EIO;
+	memcpy(done, device.done, n * sizeof(done[0]));
+	memmove(device.done, device.done + n, (device.nr_done - n) * sizeof(done[0]));
+	device.nr_done -= n;
+	return (int)n;
+}
+
+static int dev_event_fd(struct exl3_dev *dev)
+{
+	(void)dev;
+	return -1;
+}
+
+static bool dev_wake_arm(struct exl3_dev *dev)
+{
+	(void)dev;
+	return device.nr_done == 0;
+}
+
+static const struct exl3_kernel dev_kernels[] = {{.name = "only", .op = EXL3_OP_LINEAR}, {0}};
+static const struct exl3_backend_ops dev_ops = {.name = "strings",
+						.submit = dev_submit,
+						.poll = dev_poll,
+						.event_fd = dev_event_fd,
+						.wake_arm = dev_wake_arm,
+						.kernels = dev_kernels};
+
+/* The oldest running work ends. */
+static void dev_finish(int result)
+{
+	assert_true(device.nr > 0);
+	device.done[device.nr_done++] =
+		(struct exl3_done){.tag = device.running[0]->tag, .result = result, .exec_ns = 5};
+	memmove(device.running, device.running + 1, --device.nr * sizeof(device.running[0]));
+}
+
+/* ---- one client with two channels ---- */
+
+struct rig {
+	struct exl3_loop *loop;
+	struct exl3_dispatch *d;
+	struct exl3_channel *ch[2];
+	struct exl3_segment *seg[2];
+	struct exl3_ring_client ring[2];
+	int notify[2], kick[2];
+	struct exl3_counters counters;
+	struct exl3_buffer buf;
+	bool buf_freed;
+	struct exl3_registered model;
+	struct exl3_module_desc desc;
+	bool gone; /* the module's handle was closed */
+	uint64_t now;
+};
+
+static struct exl3_buffer *rig_buffer(void *arg, uint32_t id)
+{
+	struct rig *r = arg;
+
+	return id == 1 ? &r->buf : NULL;
+}
+
+static int rig_target(void *arg, uint32_t handle, struct exl3_target *ret)
+{
+	struct rig *r = arg;
+
+	*ret = (struct exl3_target){.desc = &r->desc, .model = &r->model};
+	return handle == 7 && !r->gone ? 0 : -ENOENT;
+}
+
+static void rig_buffer_free(void *arg, struct exl3_buffer *buf)
+{
+	struct rig *r = arg;
+
+	assert_ptr_equal(buf, &r->buf);
+	r->buf_freed = true;
+}
+
+static void rig_open(struct rig *r, uint32_t depth, uint32_t merge)
+{
+	struct exl3_dispatch_options opt = {.ops = &dev_ops,
+					    .buffer_free = rig_buffer_free,
+					    .arg = r,
+					    .queue_depth = depth,
+					    .merge_max = merge};
+	struct exl3_error err;
+
+	memset(r, 0, sizeof(*r));
+	memset(&device, 0, sizeof(device));
+	r->buf = (struct exl3_buffer){
+		.base = (char *)(uintptr_t)0x10000, .bytes = 1 << 20, .refs = 1};
+	r->model.state = EXL3_MODEL_READY;
+	r->desc = (struct exl3_module_desc){
+		.kind = EXL3_MOD_LINEAR, .k = 128, .n = 128, .k_log = 128, .n_log = 128};
+	r->now = exl3_now_ns() + 1000000000000; /* later than what the daemon's own clock says */
+	test_code(exl3_loop_new(&r->loop, &err), 0, &err);
+	opt.loop = r->loop;
+	test_code(exl3_dispatch_new(&opt, &r->d, &err), 0, &err);
+	for (unsigned i = 0; i < 2; i++) {
+		struct exl3_channel_options co = {.entries = 8,
+						  .channel = i + 1,
+						  .counters = &r->counters,
+						  .buffer = rig_buffer,
+						  .target = rig_target,
+						  .arg = r,
+						  .who = "test"};
+		int fds[3], fd;
+
+		test_code(exl3_channel_open(r->d, &co, &r->ch[i], fds, &err), 0, &err);
+		fd = fcntl(fds[0], F_DUPFD_CLOEXEC, 0);
+		assert_true(fd >= 0);
+		test_code(exl3_segment_map(fd, exl3_channel_bytes(r->ch[i]), &r->seg[i], &err), 0,
+			  &err);
+		test_code(exl3_ring_attach(r->seg[i], &r->ring[i], &err), 0, &err);
+		r->notify[i] = fds[2];
+		r->kick[i] = fcntl(fds[1], F_DUPFD_CLOEXEC, 0);
+	}
+}
+
+static void turn(struct rig *r)
+{
+	exl3_loop_poll(r->loop, r->now);
+	while (exl3_dispatch_turn(r->d, r->now))
+		;
+}
+
+static void rig_close(struct rig *r)
+{
+	for (unsigned i = 0; i < 2; i++)
+		r->ch[i] = exl3_channel_close(r->ch[i]);
+	while (device.nr)
+		dev_finish(0);
+	turn(r);
+	assert_false(exl3_dispatch_busy(r->d));
+	assert_int_equal(exl3_dispatch_channels(r->d), 0);
+	assert_int_equal(r->model.inflight, 0);
+	assert_int_equal(r->buf.refs, r->buf_freed ? 0 : 1);
+	r->d = exl3_dispatch_free(r->d);
+	for (unsigned i = 0; i < 2; i++) {
+		exl3_segment_free(r->seg[i]);
+		exl3_closep(&r->notify[i]);
+		exl3_closep(&r->kick[i]);
+	}
+	exl3_loop_free(r->loop);
+}
+
+static struct exl3_sqe *get(struct rig *r, unsigned ch, uint8_t op, uint64_t user_data)
+{
+	struct exl3_sqe *sqe = NULL;
+
+	assert_int_equal(exl3_ring_get(&r->ring[ch], &sqe), 0);
+	sqe->op = op;
+	sqe->user_data = user_data;
+	if (op == EXL3_OP_LINEAR) {
+		sqe->x_dtype = sqe->y_dtype = EXL3_F32;
+		sqe->module = 7;
+		sqe->rows = 2;
+		sqe->x = EXL3_REF(1, 0);
+		sqe->y = EXL3_REF(1, 65536);
+	}
+	return sqe;
+}
+
+static void submit(struct rig *r, unsigned ch)
+{
+	const uint64_t one = 1;
+
+	if (exl3_ring_publish(&r->ring[ch]))
+		assert_int_equal(write(r->kick[ch], &one, sizeof(one)), sizeof(one));
+	turn(r);
+}
+
+static void linear(struct rig *r, unsigned ch, uint64_t user_data)
+{
+	get(r, ch, EXL3_OP_LINEAR, user_data);
+	submit(r, ch);
+}
+
+/* The next completion of the channel. */
+static struct exl3_cqe expect(struct rig *r, unsigned ch, uint64_t user_data, int result)
+{
+	struct exl3_cqe cqe = {0};
+
+	assert_int_equal(exl3_ring_take(&r->ring[ch], &cqe), 1);
+	if (cqe.user_data != user_data || cqe.result != result)
+		fail_msg("completion %llu with %d, wanted %llu with %d",
+			 (unsigned long long)cqe.user_data, cqe.result,
+			 (unsigned long long)user_data, result);
+	return cqe;
+}
+
+static void expect_none(struct rig *r, unsigned ch)
+{
+	struct exl3_cqe cqe;
+
+	assert_int_equal(exl3_ring_take(&r->ring[ch], &cqe), 0);
+}
+
+static void requests_complete_in_order(void **state)
+{
+	struct exl3_cqe cqe;
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 2, 1);
+	for (uint64_t i = 1; i <= 3; i++)
+		linear(&r, 0, i);
+	assert_int_equal(device.nr, 2); /* queue_depth */
+	assert_ptr_equal(device.running[0]->rows[0].x, r.buf.base);
+	assert_int_equal(device.running[0]->rows[0].m, 2);
+	assert_int_equal(r.model.inflight, 3);
+	assert_int_equal(r.buf.refs, 1 + 2 * 3);
+	expect_none(&r, 0);
+	device.running[0]->skipped[0] = 9;
+	dev_finish(0);
+	turn(&r);
+	cqe = expect(&r, 0, 1, 0);
+	assert_int_equal(cqe.detail, 9);
+	assert_int_equal(cqe.exec_ns, 5);
+	dev_finish(-ENOMEM);
+	dev_finish(-EOPNOTSUPP);
+	turn(&r);
+	expect(&r, 0, 2, -ENOMEM);
+	cqe = expect(&r, 0, 3, -EOPNOTSUPP);
+	assert_int_equal(cqe.detail, EXL3_DETAIL_KERNEL);
+	assert_int_equal(r.counters.requests, 3);
+	assert_int_equal(r.counters.errors, 2);
+	assert_int_equal(r.counters.rows, 2);
+	rig_close(&r);
+}
+
+static void a_nop_waits_for_what_is_before_it(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 2, 1);
+	get(&r, 0, EXL3_OP_NOP, 1);
+	submit(&r, 0);
+	expect(&r, 0, 1, 0); /* nothing before it */
+	linear(&r, 0, 2);
+	get(&r, 0, EXL3_OP_NOP, 3);
+	submit(&r, 0);
+	get(&r, 1, EXL3_OP_NOP, 4); /* another channel does not wait */
+	submit(&r, 1);
+	expect(&r, 1, 4, 0);
+	expect_none(&r, 0);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 2, 0);
+	expect(&r, 0, 3, 0);
+	rig_close(&r);
+}
+
+static void wrong_entries_are_answered_at_once(void **state)
+{
+	struct exl3_cqe cqe;
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 1, 1);
+	linear(&r, 0, 1);
+	get(&r, 0, EXL3_OP_LINEAR, 2)->rows = 0;
+	submit(&r, 0);
+	cqe = expect(&r, 0, 2, -EINVAL);
+	assert_int_equal(cqe.detail, EXL3_DETAIL_ROWS);
+	r.gone = true;
+	linear(&r, 0, 3);
+	expect(&r, 0, 3, -ENOENT);
+	dev_finish(0); /* accepted before its handle was closed */
+	turn(&r);
+	expect(&r, 0, 1, 0);
+	rig_close(&r);
+}
+
+static void cancel(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 1, 1);
+	for (uint64_t i = 1; i <= 3; i++)
+		linear(&r, 0, i);
+	get(&r, 0, EXL3_OP_CANCEL, 10)->u.cancel.user_data = 3;
+	submit(&r, 0);
+	expect(&r, 0, 3, -ECANCELED);
+	expect(&r, 0, 10, 0);
+	get(&r, 0, EXL3_OP_CANCEL, 11)->u.cancel.user_data = 1;
+	submit(&r, 0);
+	expect(&r, 0, 11, -EALREADY); /* it runs */
+	get(&r, 0, EXL3_OP_CANCEL, 12)->u.cancel.user_data = 3;
+	submit(&r, 0);
+	expect(&r, 0, 12, -ENOENT); /* it is complete */
+	get(&r, 1, EXL3_OP_CANCEL, 13)->u.cancel.user_data = 2;
+	submit(&r, 1);
+	expect(&r, 1, 13, -ENOENT); /* of another channel */
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 1, 0);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 2, 0);
+	expect_none(&r, 0);
+	rig_close(&r);
+}
+
+static void deadlines(void **state)
+{
+	uint64_t until = 0;
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 1, 1);
+	linear(&r, 0, 1);
+	get(&r, 0, EXL3_OP_LINEAR, 2)->deadline_ns = r.now + 1000;
+	submit(&r, 0);
+	expect_none(&r, 0);
+	/* The loop is told when to look again. */
+	r.now += 500;
+	turn(&r);
+	assert_true(exl3_dispatch_may_sleep(r.d, r.now, &until));
+	assert_int_equal(until, r.now + 500);
+	r.now += 500;
+	turn(&r);
+	expect(&r, 0, 2, -ETIME); /* while the first one still runs */
+	get(&r, 0, EXL3_OP_NOP, 3)->deadline_ns = 1;
+	submit(&r, 0);
+	expect(&r, 0, 3, -ETIME);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 1, 0);
+	rig_close(&r);
+}
+
+static void drain_finishes_what_was_accepted(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 1, 1);
+	linear(&r, 0, 1);
+	linear(&r, 0, 2);
+	exl3_dispatch_drain(r.d);
+	linear(&r, 0, 3);
+	get(&r, 1, EXL3_OP_NOP, 4);
+	submit(&r, 1);
+	expect(&r, 0, 3, -ESHUTDOWN);
+	expect(&r, 1, 4, -ESHUTDOWN);
+	assert_true(exl3_dispatch_busy(r.d));
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 1, 0);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 2, 0);
+	assert_false(exl3_dispatch_busy(r.d));
+	rig_close(&r);
+}
+
+static void a_closed_channel_lives_until_its_last_launch(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 1, 1);
+	linear(&r, 0, 1);
+	linear(&r, 0, 2);
+	r.ch[0] = exl3_channel_close(r.ch[0]);
+	assert_int_equal(exl3_ring_state(&r.ring[0]), EXL3_CHANNEL_CLOSED);
+	assert_int_equal(exl3_dispatch_channels(r.d), 2);
+	assert_int_equal(r.model.inflight, 1); /* the queued one is gone, the running one is not */
+	/* Its owner lets go of the buffer: it stays for the launch that writes it. */
+	r.buf.refs--;
+	assert_int_equal(r.buf.refs, 2);
+	assert_false(r.buf_freed);
+	dev_finish(0);
+	turn(&r);
+	assert_true(r.buf_freed);
+	assert_int_equal(exl3_dispatch_channels(r.d), 1);
+	expect_none(&r, 0);
+	rig_close(&r);
+}
+
+static void a_broken_ring_ends_its_channel_only(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 2, 1);
+	linear(&r, 0, 1);
+	__atomic_store_n(&r.ring[0].hdr->sq_tail.v, 1000, __ATOMIC_SEQ_CST);
+	assert_int_equal(write(r.kick[0], "01234567", 8), 8);
+	turn(&r);
+	assert_int_equal(exl3_ring_state(&r.ring[0]), EXL3_CHANNEL_FAILED);
+	linear(&r, 1, 2);
+	dev_finish(0);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 1, 2, 0);
+	rig_close(&r);
+}
+
+static void a_full_device_is_tried_again(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 4, 1);
+	linear(&r, 0, 1);
+	device.submit_code = -EAGAIN;
+	linear(&r, 0, 2);
+	assert_int_equal(device.nr, 1);
+	device.submit_code = 0;
+	turn(&r);
+	assert_int_equal(device.nr, 2);
+	device.submit_code = -EIO; /* a launch that fails at once is answered like any other */
+	linear(&r, 0, 3);
+	expect(&r, 0, 3, -EIO);
+	rig_close(&r);
+}
+
+static void a_lost_device_fails_everything(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 1, 1);
+	linear(&r, 0, 1);
+	linear(&r, 0, 2);
+	device.lost = true;
+	device.nr = 0;
+	turn(&r);
+	expect(&r, 0, 2, -EIO);
+	expect(&r, 0, 1, -EIO);
+	linear(&r, 1, 3);
+	expect(&r, 1, 3, -EIO);
+	get(&r, 1, EXL3_OP_NOP, 4);
+	submit(&r, 1);
+	expect(&r, 1, 4, 0);
+	rig_close(&r);
+}
+
+static void rows_of_one_module_share_a_launch(void **state)
+{
+	struct exl3_cqe cqe;
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 1, 8);
+	linear(&r, 0, 1);
+	linear(&r, 0, 2);
+	linear(&r, 1, 3);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 1, 0);
+	assert_int_equal(device.nr, 1);
+	assert_int_equal(device.running[0]->nr_rows, 2);
+	device.running[0]->skipped[0] = 5;
+	device.running[0]->skipped[1] = 6;
+	dev_finish(0);
+	turn(&r);
+	cqe = expect(&r, 0, 2, 0);
+	assert_int_equal(cqe.detail + expect(&r, 1, 3, 0).detail, 11);
+	/* Deterministic requests stay alone. */
+	linear(&r, 0, 4);
+	get(&r, 0, EXL3_OP_LINEAR, 5)->flags = EXL3_DETERMINISTIC;
+	submit(&r, 0);
+	linear(&r, 1, 6);
+	dev_finish(0);
+	turn(&r);
+	assert_int_equal(device.running[0]->nr_rows, 1);
+	rig_close(&r);
+}
+
+/* A client that kicks without work is no longer listened to, but its work is still found. */
+static void kicks_without_work(void **state)
+{
+	const uint64_t one = 1;
+	uint64_t before;
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 1, 1);
+	turn(&r); /* dormant */
+	for (int i = 0; i < 64; i++) {
+		assert_int_equal(write(r.kick[0], &one, sizeof(one)), sizeof(one));
+		exl3_loop_poll(r.loop, 0); /* time stands still: no timer */
+		exl3_dispatch_turn(r.d, r.now);
+	}
+	before = exl3_loop_syscalls(r.loop);
+	for (int i = 0; i < 1000; i++) {
+		assert_int_equal(write(r.kick[0], &one, sizeof(one)), sizeof(one));
+		assert_int_equal(exl3_loop_poll(r.loop, 0), 0);
+	}
+	assert_int_equal(exl3_loop_syscalls(r.loop), before);
+	get(&r, 0, EXL3_OP_NOP, 1);
+	exl3_ring_publish(&r.ring[0]);
+	turn(&r); /* the timer is due */
+	expect(&r, 0, 1, 0);
+	/* Forgiven: kicks count again. */
+	exl3_loop_poll(r.loop, 0);
+	get(&r, 0, EXL3_OP_NOP, 2);
+	assert_true(exl3_ring_publish(&r.ring[0]));
+	assert_int_equal(write(r.kick[0], &one, sizeof(one)), sizeof(one));
+	exl3_loop_poll(r.loop, 0);
+	exl3_dispatch_turn(r.d, r.now);
+	expect(&r, 0, 2, 0);
+	rig_close(&r);
+}
+
+/* All credit in use: nothing is lost, and the ring goes on after it. */
+static void credit_is_enough_for_every_completion(void **state)
+{
+	struct exl3_sqe *sqe;
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 1, 1);
+	for (uint64_t i = 0; i < 16; i++) /* the CQ has twice the 8 entries of the SQ */
+		linear(&r, 0, i);
+	assert_int_equal(exl3_ring_get(&r.ring[0], &sqe), -EAGAIN);
+	for (uint64_t i = 0; i < 16; i++) {
+		dev_finish(0);
+		turn(&r);
+	}
+	for (uint64_t i = 0; i < 16; i++)
+		expect(&r, 0, i, 0);
+	linear(&r, 0, 99);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 99, 0);
+	rig_close(&r);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		test_case(requests_complete_in_order),
+		test_case(a_nop_waits_for_what_is_before_it),
+		test_case(wrong_entries_are_answered_at_once),
+		test_case(cancel),
+		test_case(deadlines),
+		test_case(drain_finishes_what_was_accepted),
+		test_case(a_closed_channel_lives_until_its_last_launch),
+		test_case(a_broken_ring_ends_its_channel_only),
+		test_case(a_full_device_is_tried_again),
+		test_case(a_lost_device_fails_everything),
+		test_case(rows_of_one_module_share_a_launch),
+		test_case(kicks_without_work),
+		test_case(credit_is_enough_for_every_completion),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
