@@ -13,8 +13,10 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-/* Converted vectors wait here for the device's copy. Holds the longest one (a bias of 2^20 f32). */
+/* Converted vectors wait here for the device's copy. The longest one is a bias of as many f32 as the
+ * plan allows columns, or signs of as many rows in f16. */
 #define VECTOR_BYTES (4u << 20)
+_Static_assert(VECTOR_BYTES >= EXL3_WHOLE_MAX / 64 * 16 * 4, "a vector fits");
 
 struct exl3_intake {
 	struct exl3_plan *plan; /* borrowed, as the next four */

@@ -15,49 +15,52 @@ void exl3_json_freep(cJSON **json)
 	*json = NULL;
 }
 
-/* Depth of nesting, without a parser: strings are skipped, nothing else matters. */
-static bool json_too_deep(const char *text, size_t bytes)
+/*
+ * What our parser should not meet, found without parsing: it recurses, takes some 80 bytes for each
+ * value, and ends a string at a zero character. NULL: nothing of that.
+ */
+static const char *json_fault(const char *text, size_t bytes)
 {
-	int depth = 0;
+	size_t depth = 0, values = 0;
 	bool quoted = false;
 
 	for (size_t i = 0; i < bytes; i++) {
 		char c = text[i];
 
-		if (quoted) {
-			if (c == '\\')
-				i++;
-			else if (c == '"')
-				quoted = false;
+		if (quoted && c == '\\') {
+			if (bytes - i > 5 && !memcmp(text + i + 1, "u0000", 5))
+				return "a string holds a zero character";
+			i++;
 		} else if (c == '"') {
-			quoted = true;
+			quoted = !quoted;
+		} else if (quoted) {
+			continue;
 		} else if (c == '{' || c == '[') {
+			values++;
 			if (++depth > EXL3_JSON_DEPTH_MAX)
-				return true;
+				return "JSON is nested too deep";
 		} else if (c == '}' || c == ']') {
-			depth--;
+			depth -= depth > 0;
+		} else if (c == ',') {
+			values++;
 		}
 	}
-	return false;
+	return values > EXL3_JSON_VALUES_MAX ? "too many values in the JSON" : NULL;
 }
 
 int exl3_json_parse(const char *what, const char *text, size_t bytes, cJSON **ret,
 		    struct exl3_error *err)
 {
-	const char *end = NULL;
+	const char *end = NULL, *fault = json_fault(text, bytes);
 	cJSON *json;
 
-	if (json_too_deep(text, bytes))
-		return exl3_errf(err, -EINVAL, "%s: JSON is nested deeper than %d levels", what,
-				 EXL3_JSON_DEPTH_MAX);
+	if (fault)
+		return exl3_errf(err, -EINVAL, "%s: %s", what, fault);
 	json = cJSON_ParseWithLengthOpts(text, bytes, &end, 0);
 	if (!json)
 		return exl3_errf(err, -EINVAL, "%s: not valid JSON near byte %zu", what,
 				 end && end >= text ? (size_t)(end - text) : (size_t)0);
 	while (end < text + bytes && (*end == ' ' || *end == '\t' || *end == '\n' || *end == '\r'))
-		end++;
-	/* Some writers pad with zero bytes; they say nothing either. */
-	while (end < text + bytes && *end == 0)
 		end++;
 	if (end != text + bytes) {
 		cJSON_Delete(json);

@@ -10,7 +10,8 @@
 
 #define EXL3_JSON_CONFIG_MAX (16u << 20)  /* bytes of config.json */
 #define EXL3_JSON_INDEX_MAX  (256u << 20) /* bytes of model.safetensors.index.json */
-#define EXL3_JSON_DEPTH_MAX  64           /* levels of [ and {: our parser recurses */
+#define EXL3_JSON_DEPTH_MAX  64           /* levels of [ and { */
+#define EXL3_JSON_VALUES_MAX (8u << 20)
 
 /**
  * exl3_json_parse() - parse a whole text; only blanks may follow the value.

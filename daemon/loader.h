@@ -19,7 +19,7 @@
 
 #include <stdatomic.h>
 
-#define EXL3_SPAN         (4u << 20)
+#define EXL3_SPAN         (2u << 20)
 #define EXL3_SPAN_BUFFERS 8u
 #define EXL3_WHOLE_MAX    EXL3_SPAN /* a tensor of at most this many bytes comes in one piece */
 

@@ -75,10 +75,15 @@ static void add_part(const cJSON **parts, const cJSON *obj)
 		}
 }
 
+/* These go into messages and listings, so only what can be printed stays. */
 static void copy_string(char *dst, size_t size, const cJSON *item)
 {
-	if (cJSON_IsString(item) && !*dst)
-		snprintf(dst, size, "%s", item->valuestring);
+	if (!cJSON_IsString(item) || *dst)
+		return;
+	snprintf(dst, size, "%s", item->valuestring);
+	for (; *dst; dst++)
+		if (*dst < ' ' || *dst > '~')
+			*dst = '?';
 }
 
 /* Experts whose up_proj was divided by 128 before quantization; no config records it. */

@@ -237,13 +237,23 @@ static void activations(void **state)
 	}
 }
 
+static void words_are_printable(void **state)
+{
+	cJSON *json = cJSON_Parse("{\"model_type\":\"a\\nb\\u00e9\",\"hidden_act\":\"\\t\"}");
+	struct exl3_modelconf conf;
+
+	(void)state;
+	exl3_modelconf_init(&conf, json);
+	assert_string_equal(conf.model_type, "a?b??");
+	assert_string_equal(conf.act_name, "?");
+	cJSON_Delete(json);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		test_case(keys),
-		test_case(experts_and_slices),
-		test_case(logical_sizes),
-		test_case(activations),
+		test_case(keys),        test_case(experts_and_slices),  test_case(logical_sizes),
+		test_case(activations), test_case(words_are_printable),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -60,6 +60,8 @@ static const struct {
 	{"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
 	 "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
 	 2, "'a': the name occurs twice"},
+	{"{\"a\\u0000b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
+	 "a string holds a zero character"},
 	{"{\"\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "empty name"},
 	{"{\"a\\nb\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "not printable"},
 	{"{\"\xff\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "not printable"},
@@ -156,7 +158,7 @@ static void nesting_and_long_names(void **state)
 		text[depth] = 0;
 		f.data = f.bytes = 8 + (uint64_t)depth;
 		test_code(exl3_st_parse(&f, text, &err), -EINVAL, &err);
-		assert_true(!strstr(err.text, "nested deeper") == (depth <= 64));
+		assert_true(!strstr(err.text, "nested too deep") == (depth <= 64));
 		exl3_st_fini(&f);
 	}
 	for (int len = 511; len <= 514; len++) {

@@ -381,6 +381,7 @@ static void left_out(void **state)
 		{"rate9", "its bitrate is none of"},
 		{"half15", "its bitrate is none of"},
 		{"k64", "not multiples of 128"},
+		{"wide", "larger than any size"},
 		{"empty", "its trellis is empty"},
 		{"flat", "does not have 3 dimensions"},
 		{"nosuh", "input scales (suh or su) are missing"},
@@ -411,6 +412,7 @@ static void left_out(void **state)
 	mk_tensor(f, "rate9.trellis", "I16", MK_DIMS(8, 8, 144), NULL, 18432);
 	mk_matrix(f, "half15", 128, 128, 15, 2, 0);
 	mk_matrix(f, "k64", 192, 128, 8, 2, 0);
+	mk_tensor(f, "wide.trellis", "I16", MK_DIMS(8, 32776, 16), NULL, 8390656);
 	mk_tensor(f, "empty.trellis", "I16", MK_DIMS(0, 8, 64), NULL, 0);
 	mk_tensor(f, "flat.trellis", "I16", MK_DIMS(8, 8, 8, 8), NULL, 8192);
 	mk_tensor(f, "nosuh.trellis", "I16", MK_DIMS(8, 8, 64), NULL, 8192);
