@@ -673,7 +673,7 @@ int main(int argc, char **argv)
 	while (c < end && (argc < 3 || strcmp(c->name, argv[2]) || argc != 3 + c->nr_args))
 		c++;
 	if (c < end)
-		return c->run(argv[1], argv + 3);
+		raw_quit(c->run(argv[1], argv + 3));
 	for (c = commands; c < end; c++)
 		fprintf(stderr, "usage: hostile SOCKET %s %s\n", c->name, c->args);
 	return 2;

@@ -341,5 +341,5 @@ int main(int argc, char **argv)
 	counted(&s);
 	raced(&s, (unsigned)strtoul(argv[4], NULL, 10));
 	clean_run(&s, "after the race");
-	return bad ? 1 : 0;
+	raw_quit(bad ? 1 : 0);
 }

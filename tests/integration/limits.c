@@ -182,5 +182,5 @@ int main(int argc, char **argv)
 	memory(argv[1], strtoull(argv[2], NULL, 10));
 	channels(argv[1], (unsigned)strtoul(argv[3], NULL, 10));
 	names(argv[1], argv[4], argv[5]);
-	return 0;
+	raw_quit(0);
 }

@@ -29,14 +29,14 @@ def scenarios(pattern):
                 yield label, value
 
 
-def too_long(_signum, _frame):
-    raise harness.Failed(f"not done within {SCENARIO_SECONDS} s")
-
-
 def run_one(env, function):
     """(word, text) of one scenario."""
+    limit = SCENARIO_SECONDS + 5 * env.loops
+
+    def too_long(_signum, _frame):
+        raise harness.Failed(f"not done within {limit} s")
     signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(SCENARIO_SECONDS)
+    signal.alarm(limit)
     try:
         function(env)
         return "ok", ""
