@@ -232,16 +232,30 @@ static bool split(const struct exl3_named_matrix *mat, char *prefix, char *leaf)
 	return true;
 }
 
+/* All members of group @g, in order. False: one does not exist. */
+static bool collect_group(const struct exl3_model *m, size_t g, const char *prefix, struct found *f)
+{
+	*f = (struct found){0};
+	for (int i = 0; groups[g].members[i]; i++)
+		if (!collect(m, prefix, groups[g].members[i], f))
+			return false;
+	return true;
+}
+
 static int add_group(struct build *b, size_t g, const char *prefix, struct exl3_error *err)
 {
 	char name[EXL3_NAME_MAX + 32];
-	struct found f = {0};
+	struct found f;
 
 	if (!join(name, sizeof(name), prefix, groups[g].name) || find_matrix(b->model, name))
 		return 0;
-	for (int i = 0; groups[g].members[i]; i++)
-		if (!collect(b->model, prefix, groups[g].members[i], &f))
+	/* Two spellings side by side: the first one has the name. */
+	for (size_t i = 0; i < g; i++)
+		if (!strcmp(groups[i].name, groups[g].name) &&
+		    collect_group(b->model, i, prefix, &f))
 			return 0;
+	if (!collect_group(b->model, g, prefix, &f))
+		return 0;
 	if (f.bad)
 		return leave_out(b, name, EXL3_MOD_LINEAR, true, err, "its part %s: %s",
 				 exl3_name_leaf(f.bad->name), f.bad->unsupported);
@@ -398,9 +412,14 @@ static int add_mlps(struct build *b, const struct exl3_named_matrix *mat, struct
 
 	if (exl3_name_expert(mat->name, &len, &expert, &rest) || !split(mat, prefix, leaf))
 		return 0;
-	for (size_t s = 0; rc == 0 && s < sizeof(spellings) / sizeof(spellings[0]); s++)
-		if (!strcmp(spellings[s].up, leaf))
+	for (size_t s = 0; rc == 0 && s < sizeof(spellings) / sizeof(spellings[0]); s++) {
+		struct found other = {0};
+
+		/* As for groups: one MLP has the name. */
+		if (!strcmp(spellings[s].up, leaf) &&
+		    (!s || !collect(b->model, prefix, spellings[0].up, &other)))
 			rc = add_mlp(b, s, prefix, err);
+	}
 	return rc;
 }
 

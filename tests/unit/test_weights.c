@@ -638,6 +638,15 @@ static void slices_and_groups(void **state)
 	mk_matrix(f, "mtp.layers.0.mlp.up_proj", 128, 256, 8, 2, 0);
 	mk_matrix(f, "mtp.layers.0.mlp.gate_proj", 128, 256, 8, 2, 0);
 	mk_matrix(f, "mtp.layers.0.mlp.down_proj", 128, 128, 8, 2, 0);
+	/* both spellings in one place: one of them has the names of what is made */
+	for (int i = 0; i < 6; i++) {
+		static const char *const leaves[] = {"w1",        "w2",      "w3",
+						     "gate_proj", "up_proj", "down_proj"};
+		char name[100];
+
+		snprintf(name, sizeof(name), "model.layers.5.mlp.%s", leaves[i]);
+		mk_matrix(f, name, 128, 128, 8, 2, 0);
+	}
 	/* slices of different widths; another backend may have no kernel for that */
 	for (int i = 0; i < 2; i++) {
 		char name[100];
@@ -665,6 +674,11 @@ static void slices_and_groups(void **state)
 	assert_ptr_equal(d->experts[10].down,
 			 find(m, "model.layers.0.mlp.down_proj.slice.10", EXL3_MOD_ANY)->shards[0]);
 	assert_int_equal(find(m, "model.layers.4.mlp", EXL3_MOD_MLP)->intermediate, 384);
+	for (uint32_t i = 1; i < m->nr_modules; i++)
+		assert_false(!strcmp(m->modules[i - 1].name, m->modules[i].name) &&
+			     m->modules[i - 1].kind == m->modules[i].kind);
+	d = find(m, "model.layers.5.mlp.gate_up_proj", EXL3_MOD_ANY);
+	assert_string_equal(d->shard_names[0], "model.layers.5.mlp.gate_proj");
 	d = find(m, "model.layers.0.mlp.gate_proj", EXL3_MOD_ANY);
 	assert_int_equal(d->nr_shards, 12);
 	assert_int_equal(d->n, 12 * 256);
