@@ -189,8 +189,12 @@ $(BUILD)/tests/unit/%: $(BUILD)/obj/tests/unit/%.o $(call obj,$(UNIT_COMMON)) $(
 	$(call test_link,$(call pkg_libs,$(PKGS_TEST)))
 $(BUILD)/tests/checkkernel/checkkernel: $(call obj,$(CHECKKERNEL)) $(TEST_PARTS)
 	$(call test_link)
-$(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_PARTS)
-	$(call test_link)
+# By folder: a rule for all of tests/ would win over that for tests/unit where its object exists already.
+define test_folder
+$(BUILD)/tests/$(1)/%: $(BUILD)/obj/tests/$(1)/%.o $(TEST_PARTS)
+	$$(call test_link)
+endef
+$(foreach d,stress integration fault,$(eval $(call test_folder,$(d))))
 # OpenBLAS is measured against, never used.
 $(BUILD)/bench/%: $(BUILD)/obj/bench/%.o $(TEST_PARTS)
 	$(call test_link,$(if $(filter %kernel_cpu,$@),-lopenblas))
