@@ -202,6 +202,7 @@ static struct exl3_dev *cuda_close(struct exl3_dev *dev)
 	cudaFree(dev->ws);
 	cudaFree(dev->tables);
 	cudaFreeHost(dev->pinned);
+	free(dev->rows);
 	free(dev);
 	return NULL;
 }
@@ -226,6 +227,9 @@ static int make_slots(struct exl3_dev *dev, struct exl3_error *err)
 				    "cuda: row tables");
 	if (ret)
 		return ret;
+	dev->rows = (struct exl3_rows *)calloc((size_t)EXL3_CUDA_SLOTS * EXL3_CUDA_ENTRIES, sizeof(*dev->rows));
+	if (!dev->rows)
+		return exl3_errf(err, -ENOMEM, "cuda: out of memory");
 	memset(dev->pinned, 0, words);
 	for (unsigned i = 0; i < EXL3_CUDA_SLOTS; i++) {
 		struct exl3_cuda_slot *slot = &dev->slot[i];
@@ -237,6 +241,7 @@ static int make_slots(struct exl3_dev *dev, struct exl3_error *err)
 		slot->table = (struct exl3_cuda_row *)(dev->pinned + words + EXL3_CUDA_SLOTS * skips +
 						       i * table);
 		slot->table_dev = (struct exl3_cuda_row *)(dev->tables + i * table);
+		slot->rows = dev->rows + (size_t)i * EXL3_CUDA_ENTRIES;
 	}
 	return 0;
 }

@@ -51,7 +51,7 @@ struct exl3_cuda_slot {
 	uint64_t *skipped_dev;      /* the same, as kernels address it */
 	struct exl3_cuda_row *table; /* [EXL3_CUDA_TABLE_ROWS], pinned; copied to table_dev on the stream */
 	struct exl3_cuda_row *table_dev;
-	uint32_t nr_table;
+	struct exl3_rows *rows;     /* [EXL3_CUDA_ENTRIES], host: the work's rows with staged x */
 	int result;                 /* of the launch; a failed one completes at once */
 };
 
@@ -68,6 +68,7 @@ struct exl3_dev {
 	char *pinned;          /* done words, skip counters, row tables */
 	size_t pinned_bytes;
 	char *tables;          /* device copies of the row tables */
+	struct exl3_rows *rows; /* all slots' rows */
 	struct exl3_cuda_slot slot[EXL3_CUDA_SLOTS];
 	uint64_t memory_max;   /* of slabs; 0 = none */
 	uint64_t host_memory_max; /* of arenas; 0 = none */

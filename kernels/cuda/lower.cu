@@ -147,9 +147,9 @@ static int run_linear(const struct exl3_cuda_linear *whole, const struct exl3_cu
 }
 
 /* The row table of merged requests: filled in pinned memory, copied on the stream. */
-static int make_table(struct exl3_dev *dev, struct exl3_cuda_slot *slot, struct exl3_cuda_linear *a)
+static int make_table(struct exl3_dev *dev, struct exl3_cuda_slot *slot, const struct exl3_work *work,
+		      struct exl3_cuda_linear *a)
 {
-	const struct exl3_work *work = slot->work;
 	struct exl3_cuda_row *row = slot->table;
 
 	for (uint32_t i = 0; i < work->nr_rows; i++)
@@ -170,17 +170,24 @@ static int make_table(struct exl3_dev *dev, struct exl3_cuda_slot *slot, struct 
 
 static int lower_linear(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 {
-	const struct exl3_work *work = slot->work;
+	const struct exl3_linear_args *linear = &slot->work->u.linear;
 	const struct exl3_cuda_linear_kernel *kernel = NULL;
 	struct exl3_cuda_linear a;
+	struct exl3_work work;
+	size_t ws_bytes;
 	int ret;
 
-	if (!exl3_cuda_linear_args(dev, work, &a))
+	if (!exl3_cuda_linear_args(dev, slot->work, &a))
 		return -EOPNOTSUPP;
-	if (work->kernel)
-		kernel = g_linear[work->kernel - exl3_cuda_kernel_table];
-	if (work->nr_rows > 1) {
-		ret = make_table(dev, slot, &a);
+	ret = exl3_cuda_stage(dev, slot, linear->shards[0]->k, linear->shards[0]->k_log, &work, &ws_bytes);
+	if (ret)
+		return ret;
+	exl3_cuda_linear_args(dev, &work, &a);
+	a.ws_bytes = ws_bytes;
+	if (work.kernel)
+		kernel = g_linear[work.kernel - exl3_cuda_kernel_table];
+	if (work.nr_rows > 1) {
+		ret = make_table(dev, slot, &work, &a);
 		if (ret)
 			return ret;
 	}
@@ -226,25 +233,25 @@ __global__ static void mlp_sum_kernel(const float *part, uint32_t nr, size_t par
 
 static int lower_mlp(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 {
-	const struct exl3_work *work = slot->work;
-	const struct exl3_moe_args *moe = &work->u.moe;
+	const struct exl3_moe_args *moe = &slot->work->u.moe;
 	const struct exl3_matrix *up = moe->experts[0].up, *down = moe->experts[0].down;
 	struct exl3_cuda_linear whole;
-	struct exl3_work one = *work;
-	const struct exl3_matrix *none = up;
+	struct exl3_work one;
 	bool gated = moe->experts[0].gate != NULL;
 	uint32_t slices = moe->nr_experts, inter = 0, n_out, done = 0, rows;
-	size_t per_row, budget;
-	int ret;
+	size_t per_row, budget, ws_bytes;
+	int ret = exl3_cuda_stage(dev, slot, up->k, up->k_log, &one, &ws_bytes);
 
+	if (ret)
+		return ret;
 	/* Row addressing of the whole operation, through a linear of the same rows. */
 	one.op = EXL3_OP_LINEAR;
-	one.u.linear.shards = &none;
+	one.u.linear.shards = &up;
 	one.u.linear.nr_shards = 1;
 	if (!exl3_cuda_linear_args(dev, &one, &whole))
 		return -EOPNOTSUPP;
-	if (work->nr_rows > 1) {
-		ret = make_table(dev, slot, &whole);
+	if (one.nr_rows > 1) {
+		ret = make_table(dev, slot, &one, &whole);
 		if (ret)
 			return ret;
 	}
@@ -253,11 +260,11 @@ static int lower_mlp(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 	n_out = whole.stored ? down->n : down->n_log;
 	/* gate | up, activation, and with slices one output each; the rest is the kernels' scratch. */
 	per_row = (size_t)inter * 4 * (gated ? 3 : 2) + (slices > 1 ? (size_t)slices * n_out * 4 : 0);
-	budget = (dev->ws_bytes - EXL3_CUDA_WS_ZERO) / 2;
+	budget = (ws_bytes - EXL3_CUDA_WS_ZERO) / 2;
 	rows = budget / per_row < whole.m ? (uint32_t)(budget / per_row) / 8 * 8 : whole.m;
 	if (!rows)
 		return -ENOMEM;
-	char *buffers = dev->ws + (dev->ws_bytes - budget) / 256 * 256;
+	char *buffers = dev->ws + (ws_bytes - budget) / 256 * 256;
 
 	for (; done < whole.m; done += rows) {
 		uint32_t m = whole.m - done < rows ? whole.m - done : rows;

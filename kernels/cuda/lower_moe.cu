@@ -14,12 +14,19 @@ bool exl3_cuda_supports_moe(const struct exl3_dev *dev, const struct exl3_work *
 
 int exl3_cuda_lower_moe(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 {
-	const struct exl3_work *work = slot->work;
+	const struct exl3_matrix *up = slot->work->u.moe.experts[0].up;
+	struct exl3_work staged;
+	const struct exl3_work *work = &staged;
 	struct exl3_cuda_moe_entry entries[EXL3_CUDA_MOE_ENTRIES_MAX];
 	struct exl3_cuda_moe a;
+	size_t ws_bytes;
+	int ret;
 
-	if (!exl3_cuda_supports_moe(dev, work))
+	if (!exl3_cuda_supports_moe(dev, slot->work))
 		return -EOPNOTSUPP;
+	ret = exl3_cuda_stage(dev, slot, up->k, up->k_log, &staged, &ws_bytes);
+	if (ret)
+		return ret;
 	memset(&a, 0, sizeof(a));
 	memset(entries, 0, sizeof(entries));
 	for (uint32_t i = 0; i < work->nr_rows; i++) {
@@ -49,7 +56,7 @@ int exl3_cuda_lower_moe(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 	a.limit = work->u.moe.limit;
 	a.routed_scale = work->u.moe.routed_scale;
 	a.ws = dev->ws;
-	a.ws_bytes = dev->ws_bytes;
+	a.ws_bytes = ws_bytes;
 	a.device_sms = dev->sms;
 	a.device_cc = dev->cc;
 	return exl3_cuda_moe_launch(&a, dev->stream);

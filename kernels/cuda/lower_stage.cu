@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lower_stage.cu - activations of clients without CUDA: from their host arena to device memory, once.
+ *
+ * The kernels read a row of x many times (every block its part of k, every expert its tokens), which over
+ * PCIe would cost more than the whole operation. One small kernel reads each row once, by all SMs; for
+ * the sizes of decoding that is as fast as the copy engine or faster (tests/gpu/facts/copies.cu). Results
+ * are written once, so they go to the arena directly.
+ */
+#include "kernels/cuda/lower.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define STAGE_ENTRIES 48 /* requests per launch; they travel by value */
+
+namespace
+{
+
+struct stage_entry {
+	const char *src;
+	char *dst;
+	uint32_t src_stride, dst_stride;
+	uint32_t bytes, rows;
+};
+
+struct stage_args {
+	stage_entry e[STAGE_ENTRIES];
+	uint32_t nr;
+};
+
+__global__ void __launch_bounds__(256) stage_kernel(const __grid_constant__ stage_args a)
+{
+	for (uint32_t i = 0; i < a.nr; i++) {
+		const stage_entry &e = a.e[i];
+		const uint32_t pieces = (e.bytes + 15) / 16;
+		const uint64_t total = (uint64_t)pieces * e.rows;
+
+		for (uint64_t p = blockIdx.x * 256ull + threadIdx.x; p < total; p += gridDim.x * 256ull) {
+			const uint32_t row = (uint32_t)(p / pieces), at = (uint32_t)(p % pieces) * 16;
+			const char *src = e.src + (size_t)row * e.src_stride + at;
+			char *dst = e.dst + (size_t)row * e.dst_stride + at;
+
+			if (at + 16 <= e.bytes) {
+				*(uint4 *)dst = *(const uint4 *)src;
+			} else { /* rows end at 2 bytes: nothing behind them is the request's */
+				for (uint32_t b = 0; at + b < e.bytes; b += 2)
+					*(uint16_t *)(dst + b) = *(const uint16_t *)(src + b);
+			}
+		}
+	}
+}
+
+} /* namespace */
+
+/*
+ * Makes @staged a copy of slot->work whose x rows lie at the end of the workspace; *ws_bytes is what the
+ * kernels may still use. Larger operands than a quarter of the workspace stay where they are: the many-row
+ * kernels read those once anyway.
+ */
+int exl3_cuda_stage(struct exl3_dev *dev, struct exl3_cuda_slot *slot, uint32_t k, uint32_t k_log,
+		    struct exl3_work *staged, size_t *ws_bytes)
+{
+	const struct exl3_work *work = slot->work;
+	size_t need = 0, at;
+	stage_args a;
+
+	*staged = *work;
+	*ws_bytes = dev->ws_bytes;
+	for (uint32_t i = 0; i < work->nr_rows; i++) {
+		const struct exl3_rows *r = &work->rows[i];
+		const size_t bytes = (size_t)(r->stored ? k : k_log) * exl3_dtype_bytes(r->x_dtype);
+
+		need += ((bytes + 15) / 16 * 16) * r->m;
+	}
+	if (need > dev->ws_bytes / 4)
+		return 0;
+	at = (dev->ws_bytes - need) / 256 * 256;
+	*ws_bytes = at;
+	memset(&a, 0, sizeof(a));
+	memcpy(slot->rows, work->rows, work->nr_rows * sizeof(*slot->rows));
+	staged->rows = slot->rows;
+	for (uint32_t i = 0; i < work->nr_rows; i++) {
+		struct exl3_rows *r = &slot->rows[i];
+		stage_entry *e = &a.e[a.nr++];
+
+		e->src = (const char *)r->x;
+		e->src_stride = r->x_stride;
+		e->bytes = (r->stored ? k : k_log) * exl3_dtype_bytes(r->x_dtype);
+		e->dst_stride = (e->bytes + 15) / 16 * 16;
+		e->rows = r->m;
+		e->dst = dev->ws + at;
+		at += (size_t)e->dst_stride * r->m;
+		r->x = e->dst;
+		r->x_stride = e->dst_stride;
+		if (a.nr == STAGE_ENTRIES || i + 1 == work->nr_rows) {
+			const size_t pieces = need / 16;
+			const size_t blocks = (pieces + 255) / 256;
+			const unsigned most = (unsigned)dev->sms * 4;
+
+			stage_kernel<<<blocks < most ? (unsigned)(blocks ? blocks : 1) : most, 256, 0, dev->stream>>>(a);
+			a.nr = 0;
+		}
+	}
+	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
+}
