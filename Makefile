@@ -322,6 +322,8 @@ install: all ## honours DESTDIR, PREFIX, LIBDIR, UNITDIR
 		sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@SYSCONFDIR@|$(SYSCONFDIR)|g' $$u > $(DESTDIR)$(UNITDIR)/$${u##*/}; done
 	for f in systemd/*sysusers*.conf; do [ ! -e $$f ] || install -m 644 $$f $(DESTDIR)$(SYSUSERSDIR)/exl3-daemon.conf; done
 	for f in systemd/*tmpfiles*.conf; do [ ! -e $$f ] || install -m 644 $$f $(DESTDIR)$(TMPFILESDIR)/exl3-daemon.conf; done
+	install -d $(DESTDIR)$(SYSCONFDIR)/exl3-daemon
+	install -m 644 systemd/exl3-daemon.conf.example $(DESTDIR)$(SYSCONFDIR)/exl3-daemon/
 	for m in client/man/*.[1358]; do \
 		[ ! -e $$m ] || install -m 644 $$m $(DESTDIR)$(PREFIX)/share/man/man$${m##*.}/; done
 .PHONY: install

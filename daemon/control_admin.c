@@ -98,8 +98,6 @@ static int fill_models(const struct exl3_worker *w, Exl3__StatusReply *s)
 	for (struct exl3_registered *reg = w->models.list; reg; reg = reg->next) {
 		Exl3__Model *m;
 
-		if (!reg->model)
-			continue;
 		if (exl3_model_message(reg, SKIPPED_SHOWN, &m) < 0)
 			return -ENOMEM;
 		s->weight_bytes += m->weight_bytes;

@@ -68,14 +68,14 @@ int exl3_model_message(const struct exl3_registered *reg, uint32_t skipped_max, 
 	m->state = wire_state(reg);
 	m->device = (char *)(uintptr_t)reg->all->ops->name;
 	m->clients = reg->opened;
+	*ret = m;
+	if (!model)
+		return 0; /* its memory is being freed at this moment */
 	m->bytes_total = atomic_load(&model->bytes_total);
 	m->bytes_loaded = atomic_load(&model->bytes_loaded);
 	if (reg->state == EXL3_MODEL_FAILED)
 		m->error = (char *)(uintptr_t)model->error.text;
-	if (reg->state == EXL3_MODEL_READY && fill_ready(model, skipped_max, m) < 0)
-		return -ENOMEM;
-	*ret = m;
-	return 0;
+	return reg->state == EXL3_MODEL_READY ? fill_ready(model, skipped_max, m) : 0;
 }
 
 /* A page of entries: stops before it would not fit into a packet. */
@@ -131,8 +131,6 @@ int exl3_verb_list_models(struct exl3_call *c)
 	for (struct exl3_registered *reg = c->w->models.list; reg; reg = reg->next, i++) {
 		if (i < start)
 			continue;
-		if (!reg->model)
-			continue; /* its memory is being freed at this moment */
 		if (exl3_model_message(reg, SKIPPED_LISTED, &m) < 0)
 			return exl3_call_nomem(c);
 		if (!page_add(&page, m))

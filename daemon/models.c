@@ -95,7 +95,7 @@ static void run_free(struct exl3_job *job)
 {
 	struct exl3_registered *reg = (struct exl3_registered *)job;
 
-	reg->model = exl3_model_put(reg->model);
+	reg->dying = exl3_model_put(reg->dying);
 }
 
 static void done_free(struct exl3_job *job)
@@ -119,6 +119,7 @@ static void try_free(struct exl3_registered *reg)
 {
 	if (reg->state != EXL3_MODEL_UNLOADING || reg->inflight || reg->job_busy)
 		return;
+	reg->dying = exl3_take_ptr(&reg->model);
 	reg->job = (struct exl3_job){.run = run_free, .done = done_free};
 	reg->job_busy = true;
 	exl3_jobs_add(reg->all->jobs, &reg->job);

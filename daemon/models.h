@@ -21,13 +21,14 @@
 struct exl3_registered {
 	struct exl3_job job; /* load, then free */
 	struct exl3_models *all;
-	struct exl3_registered *next;             /* in all->list, in the order of their loads */
-	char *name, *path;                        /* owned */
-	struct exl3_model *model;                 /* owned reference; NULL once freed */
-	int state;                                /* enum exl3_model_state; never NEW */
-	uint32_t refs;                            /* the list, and one per handle */
-	uint32_t opened;                          /* model handles of clients */
-	uint64_t inflight;                        /* requests accepted and not done */
+	struct exl3_registered *next; /* in all->list, in the order of their loads */
+	char *name, *path;            /* owned */
+	struct exl3_model *model;     /* owned reference; NULL while and after it is freed */
+	struct exl3_model *dying;     /* the same, handed to the job that frees it */
+	int state;                    /* enum exl3_model_state; never NEW */
+	uint32_t refs;                /* the list, and one per handle */
+	uint32_t opened;              /* model handles of clients */
+	uint64_t inflight;            /* requests accepted and not done */
 	uint64_t start_ns, shown_ns, shown_bytes; /* of the load, for the progress line */
 	bool at_start;                            /* named by the configuration */
 	bool job_busy;

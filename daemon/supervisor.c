@@ -49,7 +49,8 @@ struct supervisor {
 	bool end;
 };
 
-static void tell(struct supervisor *s, struct exl3_sup_msg *msg, const char *text)
+/* @flags: MSG_DONTWAIT for a worker that may hang; one that starts reads what it is sent. */
+static void tell(struct supervisor *s, struct exl3_sup_msg *msg, const char *text, int flags)
 {
 	size_t len = strlen(text);
 
@@ -57,8 +58,8 @@ static void tell(struct supervisor *s, struct exl3_sup_msg *msg, const char *tex
 		len = sizeof(msg->text) - 1;
 	memcpy(msg->text, text, len);
 	msg->text[len] = 0;
-	if (send(s->control_fd, msg, offsetof(struct exl3_sup_msg, text) + len + 1, MSG_NOSIGNAL) <
-	    0)
+	if (send(s->control_fd, msg, offsetof(struct exl3_sup_msg, text) + len + 1,
+		 MSG_NOSIGNAL | flags) < 0)
 		exl3_dbg("worker: %m"); /* its end is seen by SIGCHLD */
 }
 
@@ -103,7 +104,7 @@ static void greet_worker(struct supervisor *s)
 	};
 	char text[EXL3_SUP_TEXT_MAX];
 
-	tell(s, &msg, "");
+	tell(s, &msg, "", 0);
 	for (size_t i = 0; i < s->cfg->nr_models; i++) {
 		const struct exl3_config_model *m = &s->cfg->models[i];
 
@@ -111,10 +112,10 @@ static void greet_worker(struct supervisor *s)
 		msg.generation = m->by_client;
 		snprintf(text, sizeof(text), "%s=%s%s%s", m->name, m->path,
 			 m->device ? ",device=" : "", m->device ? m->device : "");
-		tell(s, &msg, text);
+		tell(s, &msg, text, 0);
 	}
 	msg.type = EXL3_SUP_GO;
-	tell(s, &msg, "");
+	tell(s, &msg, "", 0);
 }
 
 static int start_worker(struct supervisor *s, struct exl3_error *err)
@@ -228,7 +229,7 @@ static void drain(struct supervisor *s, int signo)
 	sd_notify(0, "STOPPING=1\nSTATUS=draining");
 	s->state = DRAINING;
 	s->due_ns = exl3_now_ns() + s->cfg->drain_timeout_s * 1000000000u + KILL_AFTER_NS;
-	tell(s, &msg, "");
+	tell(s, &msg, "", MSG_DONTWAIT);
 }
 
 static void reload(struct supervisor *s)
@@ -236,7 +237,7 @@ static void reload(struct supervisor *s)
 	struct exl3_sup_msg msg = {.type = EXL3_SUP_RELOAD};
 
 	if (s->worker)
-		tell(s, &msg, "");
+		tell(s, &msg, "", MSG_DONTWAIT);
 }
 
 static void on_signals(struct supervisor *s)
