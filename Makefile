@@ -309,6 +309,7 @@ install: all ## honours DESTDIR, PREFIX, LIBDIR, UNITDIR
 		$(foreach s,1 3 5 8,$(DESTDIR)$(PREFIX)/share/man/man$(s))
 	install -m 755 $(BUILD)/exl3-daemon $(DESTDIR)$(PREFIX)/sbin/
 	install -m 755 $(BUILD)/exl3ctl $(DESTDIR)$(PREFIX)/bin/
+	[ ! -e $(BUILD)/exl3-cuda.so ] || install -D -m 755 $(BUILD)/exl3-cuda.so $(DESTDIR)$(PREFIX)/lib/exl3-daemon/exl3-cuda.so
 	install -m 755 $(BUILD)/libexl3.so $(DESTDIR)$(LIBDIR)/libexl3.so.$(VERSION)
 	ln -sf libexl3.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libexl3.so.0
 	ln -sf libexl3.so.0 $(DESTDIR)$(LIBDIR)/libexl3.so
