@@ -109,3 +109,19 @@ def example_first(env, d, *args):
     rc, out, err = env.run(env.program("examples/first"), *args, env=dict(os.environ, EXL3_SOCKET=d.sock))
     equal(rc, 0, f"first ({err.strip()})")
     return out
+
+
+def test_merged_requests(env):
+    """Rows of several clients in one launch: each client's logits stay right."""
+    d = env.daemon([f"{m}={env.model(m)}" for m in ("tiny-llama", "tiny-deepseek")], ["--merge-max", "16"])
+    procs = []
+    for i in range(3):
+        for program, model, _ in both(env)[::2]:
+            procs.append((model, env.spawn(
+                env.program(f"examples/{program}"), "--socket", d.sock, "logits", "--prompt",
+                reference(env, model)["logits"]["prompt"], "--file", os.path.join(env.model(model), "logits.f32"),
+                "--batch", str(1 + i), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)))
+    for model, proc in procs:
+        out, err = proc.communicate(timeout=2 * WAIT)
+        equal(proc.returncode, 0, f"{model} ({err.strip()})")
+        check(number(out, "largest_difference") <= LOGITS_TOL, f"{model}: {out.strip()}")
