@@ -173,13 +173,13 @@ __global__ void __launch_bounds__(256, 1) tensor_rate(float *sink)
 }
 
 /* Median microseconds of one of @calls launches that @enqueue captures. */
-template <class F> double time_graph(int calls, F enqueue)
+template <class F> double time_graph(int calls, F enqueue, int replays = REPLAYS)
 {
 	cudaStream_t st;
 	cudaGraph_t graph;
 	cudaGraphExec_t exec;
 	cudaEvent_t a, b;
-	std::vector<float> ms(REPLAYS);
+	std::vector<float> ms(replays);
 
 	must(cudaStreamCreate(&st), "stream");
 	must(cudaEventCreate(&a), "event");
@@ -191,7 +191,7 @@ template <class F> double time_graph(int calls, F enqueue)
 	must(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
 	for (int i = 0; i < 2; i++)
 		must(cudaGraphLaunch(exec, st), "launch");
-	for (int i = 0; i < REPLAYS; i++) {
+	for (int i = 0; i < replays; i++) {
 		must(cudaEventRecord(a, st), "record");
 		must(cudaGraphLaunch(exec, st), "launch");
 		must(cudaEventRecord(b, st), "record");
@@ -204,7 +204,7 @@ template <class F> double time_graph(int calls, F enqueue)
 	must(cudaEventDestroy(b), "destroy");
 	must(cudaStreamDestroy(st), "destroy");
 	std::sort(ms.begin(), ms.end());
-	return ms[REPLAYS / 2] * 1000.0 / calls;
+	return ms[replays / 2] * 1000.0 / calls;
 }
 
 struct cell {
@@ -320,9 +320,9 @@ struct exl3_cuda_mla args_of(const cell &c, const struct exl3_cuda_mla_entry *e,
 
 template <class LAUNCH>
 double time_kernel(const char *name, LAUNCH launch, const cell &c, const operands &op, uint32_t batch,
-		   uint32_t cluster, uint32_t groups)
+		   uint32_t cluster, uint32_t groups, int replays = REPLAYS)
 {
-	return time_graph(op.calls, [&](int i, cudaStream_t st) {
+	const auto enqueue = [&](int i, cudaStream_t st) {
 		const struct exl3_cuda_mla_entry e = entry_of(c, op, batch, i);
 		const struct exl3_cuda_mla a = args_of(c, &e, cluster, groups);
 		const int r = launch(&a, st);
@@ -331,7 +331,9 @@ double time_kernel(const char *name, LAUNCH launch, const cell &c, const operand
 			fprintf(stderr, "mla_cuda: %s: launch: %d\n", name, r);
 			exit(2);
 		}
-	});
+	};
+
+	return time_graph(op.calls, enqueue, replays);
 }
 
 /* What exl3_cuda_mla_select() says. */
@@ -401,7 +403,7 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 					bound, err);
 			}
 		}
-		if (!sweep || batch == 2 || batch == 8)
+		if (!sweep || batch == 2 || batch == 32)
 			continue;
 		static const uint32_t splits[][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {5, 1}, {6, 1}, {7, 1},
 						     {8, 1}, {16, 1}, {4, 2}, {7, 2}, {8, 2}, {4, 4}, {5, 4},
@@ -416,7 +418,7 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 				if (ctas > (uint64_t)sms || (ctas < (uint64_t)sms / 4 && ctas < items * 16))
 					continue;
 				fprintf(stderr, " %ux%u:%.2f", s[0], s[1],
-					time_kernel(name, launch, c, op, batch, s[0], s[1]));
+					time_kernel(name, launch, c, op, batch, s[0], s[1], 5));
 			}
 			fprintf(stderr, "\n");
 		};

@@ -19,7 +19,7 @@ namespace exl3_mla
 {
 #define EXL3_MLA_LIST(X)                                                                           \
 	X(mla_wide_bf16_576) X(mla_wide_bf16_512) X(mla_wide_f16_576) X(mla_wide_f16_512)              \
-	X(mla_bf16_576) X(mla_bf16_512) X(mla_bf16_any) X(mla_f16_576) X(mla_f16_512) X(mla_f16_any)   \
+	X(mla_bf16_576) X(mla_bf16_512) X(mla_bf16_any) X(mla_bf16_small) X(mla_f16_576) X(mla_f16_512) X(mla_f16_any) X(mla_f16_small)   \
 	X(mla_e4m3_576) X(mla_e4m3_512) X(mla_e4m3_any)
 #define EXL3_MLA_DECLARE(name) extern const instance name;
 EXL3_MLA_LIST(EXL3_MLA_DECLARE)
@@ -28,7 +28,7 @@ EXL3_MLA_LIST(EXL3_MLA_DECLARE)
 namespace
 {
 
-constexpr float CLUSTER_NS = 700.0f, GROUPS_NS = 1800.0f, HBM_BYTES_PER_NS = 4200.0f;
+constexpr float CLUSTER_NS = 800.0f, GROUPS_NS = 1500.0f, HBM_BYTES_PER_NS = 4200.0f;
 
 struct split {
 	uint32_t cluster, groups;
@@ -48,8 +48,8 @@ constexpr int NR_INSTANCES = sizeof(instances) / sizeof(*instances);
 void set_cluster(cudaLaunchConfig_t *cfg, cudaLaunchAttribute *attr, const instance &in, uint32_t s)
 {
 	attr->id = cudaLaunchAttributeClusterDimension;
-	attr->val.clusterDim.x = s;
-	attr->val.clusterDim.y = attr->val.clusterDim.z = 1;
+	attr->val.clusterDim.y = s;
+	attr->val.clusterDim.x = attr->val.clusterDim.z = 1;
 	cfg->blockDim = dim3((unsigned)in.threads);
 	cfg->dynamicSmemBytes = in.smem;
 	cfg->attrs = attr;
@@ -90,7 +90,7 @@ uint32_t capacity(const instance &in, int sms, uint32_t s)
 	if (i < NR_INSTANCES && (n = known[i][s].load(std::memory_order_relaxed)) > 0)
 		return (uint32_t)n;
 	set_cluster(&cfg, &attr, in, s);
-	cfg.gridDim = dim3(s);
+	cfg.gridDim = dim3(1, s);
 	if (!prepare(in, s) || cudaOccupancyMaxActiveClusters(&n, in.fn, &cfg) != cudaSuccess || n < 1) {
 		(void)cudaGetLastError();
 		n = sms / 18 * (16 / (int)s); /* a guess for a place without the device */
@@ -227,7 +227,10 @@ int exl3_mla::launch(const instance &in, const struct exl3_cuda_mla *a, cudaStre
 	memset(&p, 0, sizeof(p));
 	memcpy(p.entries, a->entries, a->nr_entries * sizeof(*a->entries));
 	for (uint32_t i = 0; i < a->nr_entries; i++) {
+		const uint32_t n = s.split.cluster * s.split.groups;
+
 		p.entries[i].first = first;
+		p.entries[i].split_keys = ((a->entries[i].topk + n - 1) / n + 15) & ~15u;
 		if (a->cache_dtype != EXL3_E4M3)
 			p.entries[i].kv_scale = 1.0f;
 		first += a->entries[i].m;
@@ -239,6 +242,7 @@ int exl3_mla::launch(const instance &in, const struct exl3_cuda_mla *a, cudaStre
 	p.head_tiles = s.head_tiles;
 	p.splits = s.split.cluster * s.split.groups;
 	p.cluster = s.split.cluster;
+	p.groups = s.split.groups;
 	p.counters = (uint32_t *)a->ws;
 	p.part = (float *)((uint8_t *)a->ws + EXL3_CUDA_WS_ZERO);
 	p.part_ml = (float *)((uint8_t *)a->ws + EXL3_CUDA_WS_ZERO + s.part_bytes);
@@ -248,7 +252,7 @@ int exl3_mla::launch(const instance &in, const struct exl3_cuda_mla *a, cudaStre
 	void *args[] = {&p};
 
 	set_cluster(&cfg, &attr, in, s.split.cluster);
-	cfg.gridDim = dim3(s.queries * s.head_tiles * p.splits);
+	cfg.gridDim = dim3(s.queries * s.head_tiles, p.splits);
 	cfg.stream = stream;
 	if (!prepare(in, s.split.cluster))
 		return -EIO;

@@ -45,6 +45,7 @@ template <int CACHE, int DP_, int VP_, int STAGES_, bool EXACT_> struct config {
 	static constexpr int CHUNKS = DP * ESIZE / 16; /* of 16 bytes in a row */
 	static constexpr int KEYS_W = KB / PRODUCERS;  /* keys that a producer warp loads per block */
 	static constexpr int SET = 32 / KEYS_W;        /* blocks per register set of offsets */
+	static constexpr int LANES = CHUNKS % 8 ? 4 : 8; /* that copy a row together */
 	static constexpr int KSTEPS = DP / 64;         /* k steps of 16 dims of a quarter */
 	static constexpr int NT = KB / 8;              /* tiles of 8 keys */
 	static constexpr int VW = VP / 4;              /* value dims of a warp */
@@ -52,23 +53,22 @@ template <int CACHE, int DP_, int VP_, int STAGES_, bool EXACT_> struct config {
 	static constexpr int PART = KB + 8;            /* words of a row of partial scores */
 	static constexpr int PROW = KB * 2 + 16;       /* bytes of a row of P */
 	static constexpr int QROW = DP * 2 + 16;       /* bytes of a row of Q on its way to registers */
-	static_assert(DP % 64 == 0 && VP % 128 == 0 && (CHUNKS & 1) == 0, "tile sizes");
+	static_assert(DP % 64 == 0 && VP % 128 == 0 && CHUNKS % LANES == 0, "tile sizes");
 	static_assert(NT == 4 && VT % 4 == 0, "fragments of a warp");
 	static_assert(TILE_H * QROW <= 2 * TILE_H * (4 * PART * 4 + PROW), "q fits part and p");
-	static_assert((size_t)STAGES * KB * ROW >=
-			      merger<TILE_H, VP>::recv_bytes() + (size_t)MERGERS * VT * 8,
-		      "the merge reuses the stages");
+	using merger_type = merger<TILE_H, VP>;
+	static_assert(STAGES * KB * ROW >= MERGERS * VT * 8, "the groups exchange O in the stages");
 };
 
 template <class C> struct shared {
-	/* At the end: received O, then what the groups exchange. */
-	alignas(128) uint8_t stage[C::STAGES][C::KB][C::ROW];
+	alignas(128) uint8_t stage[C::STAGES][C::KB][C::ROW]; /* at the end: what the groups exchange */
+	alignas(16) uint8_t recv[C::merger_type::recv_bytes()];
 	alignas(16) float part[2][4][C::TILE_H][C::PART]; /* group, quarter */
 	alignas(16) uint8_t p[2][C::TILE_H][C::PROW];
 	float alpha[2][C::TILE_H];
 	float ml[2][2][C::TILE_H]; /* group; max (log2 units) and sum */
 	merge_shared<C::TILE_H> merge;
-	alignas(8) uint64_t full[C::STAGES], empty[C::STAGES];
+	alignas(8) uint64_t full[C::STAGES], empty[C::STAGES], merged;
 	uint8_t valid[C::STAGES][C::PRODUCERS]; /* bit k: key k of that producer warp exists */
 };
 
@@ -127,29 +127,27 @@ __device__ __forceinline__ void produce(shared<C> &sm, selection<C> &sel, const 
 	uint32_t stage = 0, round = 0;
 
 	for (uint32_t j = 0; j < blocks; j++) {
-		const uint32_t sub = j % C::SET, mask = sel.advance(j, warp, lane);
+		const uint32_t mask = sel.advance(j, warp, lane);
 
 		if (round)
 			mbar_wait(smem_addr(&sm.empty[stage]), (round - 1) & 1);
-		const uint32_t base = smem_addr(sm.stage[stage][warp * C::KEYS_W]);
 		const uint32_t bar = smem_addr(&sm.full[stage]);
 
-		if constexpr (C::EXACT) {
-			static_assert(C::KEYS_W * C::CHUNKS % 32 == 0, "whole warps");
-#pragma unroll 9
-			for (int i = 0; i < C::KEYS_W * C::CHUNKS / 32; i++) {
-				const uint32_t id = i * 32 + lane, key = id / C::CHUNKS;
-				const uint32_t c = id - key * C::CHUNKS;
+#pragma unroll
+		for (int r = 0; r < C::KEYS_W; r += 32 / C::LANES) {
+			/* LANES lanes a row: every step copies whole lines of it. */
+			const uint32_t k = r + lane / C::LANES, c = lane % C::LANES;
+			uint32_t bytes;
+			const uint8_t *src = sel.row(cache, j, k, bytes) + c * 16;
+			const uint32_t dst = smem_addr(sm.stage[stage][warp * C::KEYS_W + k]) + c * 16;
 
-				copy_chunk(base + key * C::ROW + c * 16, cache,
-					   __shfl_sync(~0u, sel.cur, sub * C::KEYS_W + key), c);
-			}
-		} else {
-			for (uint32_t key = 0; key < C::KEYS_W; key++) {
-				const uint32_t off = __shfl_sync(~0u, sel.cur, sub * C::KEYS_W + key);
-
-				for (uint32_t c = lane; c < row_chunks; c += 32)
-					copy_chunk(base + key * C::ROW + c * 16, cache, off, c);
+			if constexpr (C::EXACT) {
+#pragma unroll
+				for (int i = 0; i < C::CHUNKS / C::LANES; i++)
+					cp_async16(dst + i * C::LANES * 16, src + i * C::LANES * 16, bytes);
+			} else {
+				for (uint32_t i = 0; c + i < row_chunks; i += C::LANES)
+					cp_async16(dst + i * 16, bytes ? src + i * 16 : cache, bytes);
 			}
 		}
 		mbar_arrive_copies(bar);
@@ -341,7 +339,7 @@ __device__ __forceinline__ void merge_two_groups(shared<C> &sm, const float (&o)
 						 int group, int t)
 {
 	const int g = (t & 31) >> 2;
-	float4 *swap = (float4 *)((uint8_t *)sm.stage + merger<C::TILE_H, C::VP>::recv_bytes());
+	float4 *swap = (float4 *)sm.stage;
 	float mine[2], other[2];
 
 #pragma unroll
@@ -379,66 +377,65 @@ __device__ __forceinline__ void merge_two_groups(shared<C> &sm, const float (&o)
 	}
 }
 
-/* Calls put(row, first dim, values...) for what a thread holds after merge_two_groups(). */
-template <class C, class PUT2, class PUT4>
-__device__ __forceinline__ void each_result(const float (&h)[C::VT / 2][4], int group, int w, int lane,
-					    PUT2 put2, PUT4 put4)
-{
-	const int g = lane >> 2, l4 = lane & 3, d0 = w * C::VW + group * (C::VW / 2);
-
-#pragma unroll
-	for (int vt = 0; vt < C::VT / 2; vt += C::FP8 ? 2 : 1) {
-#pragma unroll
-		for (int r = 0; r < 2; r++) {
-			if constexpr (C::FP8)
-				put4(g + 8 * r, r, d0 + vt * 8 + 4 * l4, h[vt][2 * r], h[vt + 1][2 * r],
-				     h[vt][2 * r + 1], h[vt + 1][2 * r + 1]);
-			else
-				put2(g + 8 * r, r, d0 + vt * 8 + 2 * l4, h[vt][2 * r], h[vt][2 * r + 1]);
-		}
-	}
-}
-
 template <class C>
 __device__ __forceinline__ void deliver(shared<C> &sm, const params &p, const target &to,
-					const float (&o)[C::VT][4], uint32_t item, uint32_t split,
-					int group, int t)
+					const float (&o)[C::VT][4], int group, int t)
 {
 	const int w = t >> 5, lane = t & 31, g = lane >> 2, l4 = lane & 3;
-	const merger<C::TILE_H, C::VP> mg(sm.merge, (float *)sm.stage, p, item, split);
+	const int c0 = (w * C::VW + group * (C::VW / 2)) / 16; /* first chunk of 16 dims */
+	const typename C::merger_type mg(sm.merge, (float *)sm.recv, smem_addr(&sm.merged), p);
 	float h[C::VT / 2][4], m[2], l[2];
 
-	mg.begin();
+	sync_mergers();
 	merge_two_groups<C>(sm, o, h, m, l, group, t);
 	if (p.splits == 1) {
 		const float f[2] = {to.factor(l[0]), to.factor(l[1])};
 
-		each_result<C>(
-			h, group, w, lane,
-			[&](int row, int r, int d, float x, float y) {
-				to.store2(row, d, x * f[r], y * f[r]);
-			},
-			[&](int row, int r, int d, float x, float y, float z, float v) {
-				to.store4(row, d, make_float4(x * f[r], y * f[r], z * f[r], v * f[r]));
-			});
+#pragma unroll
+		for (int vt = 0; vt < C::VT / 2; vt += C::FP8 ? 2 : 1) {
+#pragma unroll
+			for (int r = 0; r < 2; r++) {
+				const int d = c0 * 16 + vt * 8;
+
+				if constexpr (C::FP8)
+					to.store4(g + 8 * r, d + 4 * l4,
+						  make_float4(h[vt][2 * r] * f[r], h[vt + 1][2 * r] * f[r],
+							      h[vt][2 * r + 1] * f[r],
+							      h[vt + 1][2 * r + 1] * f[r]));
+				else
+					to.store2(g + 8 * r, d + 2 * l4, h[vt][2 * r] * f[r],
+						  h[vt][2 * r + 1] * f[r]);
+			}
+		}
 		if (group == 0 && w == 0 && l4 == 0) {
 			to.store_lse(g, m[0], l[0]);
 			to.store_lse(g + 8, m[1], l[1]);
 		}
 		return;
 	}
+	if (p.cluster > 1)
+		cluster_wait(); /* all mbarriers are ready */
 	/* The eight warps share the ranks. */
 	if (l4 < 2)
 		for (uint32_t r = group * 4 + w; r < p.cluster; r += 8)
 			mg.push_ml(r, g + 8 * l4, l4 ? m[1] : m[0], l4 ? l[1] : l[0]);
-	each_result<C>(
-		h, group, w, lane,
-		[&](int row, int, int d, float x, float y) {
-			cluster_store2(mg.slot(d / 16, row, d % 16), x, y);
-		},
-		[&](int row, int, int d, float x, float y, float z, float v) {
-			cluster_store4(mg.slot(d / 16, row, d % 16), x, y, z, v);
-		});
+#pragma unroll
+	for (int c = 0; c < C::VT / 4; c++) {
+		uint32_t bar;
+		const uint32_t at = mg.slot(c0 + c, bar) + (g * 16 + (C::FP8 ? 4 : 2) * l4) * 4;
+
+#pragma unroll
+		for (int r = 0; r < 2; r++) {
+			const float(&a)[4] = h[2 * c], (&b)[4] = h[2 * c + 1];
+
+			if constexpr (C::FP8) {
+				push4(at + r * 512, bar, a[2 * r], b[2 * r], a[2 * r + 1], b[2 * r + 1]);
+			} else {
+				push2(at + r * 512, bar, a[2 * r], a[2 * r + 1]);
+				push2(at + r * 512 + 32, bar, b[2 * r], b[2 * r + 1]);
+			}
+		}
+	}
 	mg.finish(to, group * 128 + t);
 }
 
@@ -448,12 +445,13 @@ __global__ void __launch_bounds__(C::THREADS, 1) kernel(const __grid_constant__ 
 	extern __shared__ __align__(128) uint8_t smem_raw[];
 	shared<C> &sm = *reinterpret_cast<shared<C> *>(smem_raw);
 	const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-	const uint32_t split = blockIdx.x % p.splits, item = blockIdx.x / p.splits;
-	const uint32_t tile = item % p.head_tiles, query = item / p.head_tiles;
+	const uint32_t item = blockIdx.x, split = blockIdx.y;
+	const uint32_t query = p.head_tiles == 1 ? item : item / p.head_tiles;
+	const uint32_t tile = item - query * p.head_tiles;
 	const struct exl3_cuda_mla_entry &e = p.entries[entry_of(p, query)];
 	const uint32_t row = query - e.first, dim = C::EXACT ? C::DP : p.dim;
-	const uint32_t per = ((e.topk + p.splits - 1) / p.splits + 15) & ~15u;
-	const uint32_t begin = min(split * per, e.topk), end = min(begin + per, e.topk);
+	const uint32_t begin = min(split * e.split_keys, e.topk);
+	const uint32_t end = min(begin + e.split_keys, e.topk);
 	const uint32_t blocks = (end - begin + C::KB - 1) / C::KB;
 	selection<C> sel;
 
@@ -466,6 +464,8 @@ __global__ void __launch_bounds__(C::THREADS, 1) kernel(const __grid_constant__ 
 			mbar_init(smem_addr(&sm.full[i]), C::PRODUCERS * 33);
 			mbar_init(smem_addr(&sm.empty[i]), 4);
 		}
+		if (p.splits > 1)
+			C::merger_type::expect(smem_addr(&sm.merged), p.cluster);
 	}
 	if constexpr (!C::EXACT) {
 		/* Columns past dim are never loaded; zeros there keep NaN out of S. */
@@ -473,10 +473,12 @@ __global__ void __launch_bounds__(C::THREADS, 1) kernel(const __grid_constant__ 
 			((uint4 *)sm.stage)[i] = make_uint4(0, 0, 0, 0);
 	}
 	__syncthreads();
+	if (p.cluster > 1)
+		cluster_arrive(); /* our mbarrier is ready; waited for before the first push */
 	if (warp >= 8) {
 		produce<C>(sm, sel, (const uint8_t *)e.cache, blocks, dim * C::ESIZE / 16, warp - 8, lane);
 		sel.report(e, tile, lane);
-		return; /* cluster barriers wait for threads that have not exited */
+		return; /* cluster barriers do not wait for threads that have exited */
 	}
 	const int group = warp >> 2, t = threadIdx.x & 127;
 	const uint32_t heads = min(p.heads - tile * C::TILE_H, (uint32_t)C::TILE_H);
@@ -499,7 +501,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) kernel(const __grid_constant__ 
 	target to;
 
 	to.init(p, e, row, tile, C::TILE_H);
-	deliver<C>(sm, p, to, o, item, split, group, t);
+	deliver<C>(sm, p, to, o, group, t);
 }
 
 } // namespace exl3_mla
@@ -511,7 +513,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) kernel(const __grid_constant__ 
 	using name##_config = config<cache, dp, vp, stages, exact>;                                  \
 	extern const instance name;                                                                  \
 	const instance name = {(const void *)kernel<name##_config>, sizeof(shared<name##_config>),   \
-			       cache, dp, vp, 16, 384, exact, 11.0f, 3000.0f};                       \
+			       cache, dp, vp, 16, 384, exact, 10.0f, 5000.0f};                       \
 	}
 
 #endif

@@ -27,7 +27,7 @@ constexpr int MERGERS = 256; /* threads that compute and merge, in every kernel:
 struct params {
 	/* First, so that one constant line holds what every thread needs at once. */
 	uint32_t nr_entries, heads, dim, value_dim;
-	uint32_t head_tiles, splits, cluster;
+	uint32_t head_tiles, splits, cluster, groups;
 	uint32_t *counters; /* [items, cluster], zero; left zero */
 	float *part;        /* [items, groups, TILE_H * VP] in the order of merge units */
 	float *part_ml;     /* [items, groups, cluster, 2, TILE_H] max and sum */
@@ -142,6 +142,16 @@ template <class C> struct selection {
 		return __ballot_sync(~0u, cur != NO_ROW) >> (sub * C::KEYS_W);
 	}
 
+	/* Row of this warp's key @k of @block; bytes to copy per chunk, 0 (zeros) where it does not exist. */
+	__device__ __forceinline__ const uint8_t *row(const uint8_t *cache, uint32_t block, uint32_t k,
+						      uint32_t &bytes) const
+	{
+		const uint32_t off16 = __shfl_sync(~0u, cur, block % C::SET * C::KEYS_W + k);
+
+		bytes = off16 == NO_ROW ? 0 : 16;
+		return cache + (off16 == NO_ROW ? 0 : (size_t)off16 * 16);
+	}
+
 	__device__ __forceinline__ void report(const struct exl3_cuda_mla_entry &e, uint32_t tile,
 					       int lane) const
 	{
@@ -153,14 +163,6 @@ template <class C> struct selection {
 			atomicAdd(e.skipped, sum);
 	}
 };
-
-/* One row chunk to shared memory; a key that does not exist is written as zeros. */
-__device__ __forceinline__ void copy_chunk(uint32_t dst, const uint8_t *cache, uint32_t off16, uint32_t c)
-{
-	const bool in = off16 != NO_ROW;
-
-	cp_async16(dst, in ? cache + ((size_t)off16 + c) * 16 : cache, in ? 16 : 0);
-}
 
 /* Which entry a query of the launch belongs to. */
 __device__ __forceinline__ uint32_t entry_of(const params &p, uint32_t query)
@@ -258,14 +260,14 @@ template <int TILE_H, int VP> struct merger {
 	static constexpr int CHUNKS = VP / 16, CHUNK_FLOATS = TILE_H * 16, UNITS = TILE_H * VP / 4;
 
 	merge_shared<TILE_H> &sm;
-	float *recv; /* [ranks][most chunks of a rank][CHUNK_FLOATS], local */
+	float *recv;  /* [ranks][most chunks of a rank][CHUNK_FLOATS], local */
+	uint32_t bar; /* local mbarrier: everything has arrived */
 	const params &p;
 	uint32_t item, rank, ranks, group, groups, most;
 
-	__device__ __forceinline__ merger(merge_shared<TILE_H> &s, float *r, const params &ps, uint32_t it,
-					  uint32_t split)
-	    : sm(s), recv(r), p(ps), item(it), rank(split % ps.cluster), ranks(ps.cluster),
-	      group(split / ps.cluster), groups(ps.splits / ps.cluster),
+	__device__ __forceinline__ merger(merge_shared<TILE_H> &s, float *r, uint32_t b, const params &ps)
+	    : sm(s), recv(r), bar(b), p(ps), item(blockIdx.x), rank(cluster_rank()), ranks(ps.cluster),
+	      group(blockIdx.y / ps.cluster), groups(ps.groups),
 	      most((CHUNKS + ps.cluster - 1) / ps.cluster)
 	{
 	}
@@ -288,57 +290,61 @@ template <int TILE_H, int VP> struct merger {
 		return (r * CHUNKS + ranks - 1) / ranks;
 	}
 
-	/* All CTAs of the cluster are done with the memory that recv reuses. */
-	__device__ __forceinline__ void begin() const
+	/* One thread, at the start: readies the mbarrier for what all ranks will push. */
+	static __device__ __forceinline__ void expect(uint32_t mbar, uint32_t cluster)
 	{
-		if (ranks > 1) {
-			cluster_arrive();
-			cluster_wait();
-		} else {
-			sync_mergers();
-		}
+		const uint32_t r = cluster_rank();
+		const uint32_t first = (r * CHUNKS + cluster - 1) / cluster;
+		const uint32_t end = ((r + 1) * CHUNKS + cluster - 1) / cluster;
+
+		mbar_init(mbar, 1);
+		mbar_expect(mbar, cluster * ((end - first) * CHUNK_FLOATS + 2 * TILE_H) * 4);
 	}
 
 	/* One thread per row, and for each rank: this CTA's max and sum. */
 	__device__ __forceinline__ void push_ml(uint32_t to, int row, float m, float l) const
 	{
-		cluster_store(cluster_map(smem_addr(&sm.ml[0][rank][row]), to), m);
-		cluster_store(cluster_map(smem_addr(&sm.ml[1][rank][row]), to), l);
+		const uint32_t b = cluster_map(bar, to);
+
+		push1(cluster_map(smem_addr(&sm.ml[0][rank][row]), to), b, m);
+		push1(cluster_map(smem_addr(&sm.ml[1][rank][row]), to), b, l);
 	}
 
-	/* Address, at its owner, of dim @col of @row of @chunk. */
-	__device__ __forceinline__ uint32_t slot(uint32_t chunk, uint32_t row, uint32_t col) const
+	/* Where this CTA's @chunk goes: its address at the owner, and the owner's mbarrier. */
+	__device__ __forceinline__ uint32_t slot(uint32_t chunk, uint32_t &b) const
 	{
 		const uint32_t owner = chunk * ranks / CHUNKS;
-		const float *at = recv +
-				  (size_t)(rank * most + chunk - first_chunk(owner)) * CHUNK_FLOATS +
-				  row * 16 + col;
 
-		return cluster_map(smem_addr(at), owner);
+		b = cluster_map(bar, owner);
+		return cluster_map(smem_addr(recv), owner) +
+		       (rank * most + chunk - first_chunk(owner)) * (CHUNK_FLOATS * 4);
 	}
 
 	/* After all pushes of this CTA. */
 	__device__ __forceinline__ void finish(const target &to, int t) const
 	{
-		begin();
+#if EXL3_MLA_CLUSTERS
+		mbar_wait(bar, 0);
+#else
+		sync_mergers();
+#endif
 		weigh(ranks, t);
 		const uint32_t c0 = first_chunk(rank);
 		const int units = (int)(first_chunk(rank + 1) - c0) * (CHUNK_FLOATS / 4);
-		float *part = p.part + (size_t)item * groups * UNITS * 4;
+		float4 *part = (float4 *)p.part + (size_t)item * groups * UNITS + c0 * (CHUNK_FLOATS / 4);
 
 		for (int u = t; u < units; u += MERGERS) {
 			const int row = u % (CHUNK_FLOATS / 4) / 4;
 			float4 acc = make_float4(0, 0, 0, 0);
 
-#pragma unroll 8
+#pragma unroll 4
 			for (uint32_t i = 0; i < ranks; i++)
 				fma4(acc, sm.weight[i][row],
 				     *(const float4 *)(recv + (size_t)i * most * CHUNK_FLOATS + u * 4));
 			if (groups == 1)
 				store(to, c0, u, acc);
 			else
-				__stcg((float4 *)part + (size_t)group * UNITS + c0 * (CHUNK_FLOATS / 4) + u,
-				       acc);
+				__stcg(part + (size_t)group * UNITS + u, acc);
 		}
 		if (groups == 1)
 			store_lse(to, t);
@@ -347,25 +353,26 @@ template <int TILE_H, int VP> struct merger {
 	}
 
 private:
-	/* Weights and totals of the @n results in sm.ml. */
+	/* Weights and totals of the @n results in sm.ml: 16 lanes a row. */
 	__device__ __forceinline__ void weigh(uint32_t n, int t) const
 	{
-		for (uint32_t u = t; u < n * TILE_H; u += MERGERS) {
-			const uint32_t i = u / TILE_H, row = u % TILE_H;
-			float m = -CUDART_INF_F;
+		const uint32_t i = t & 15;
 
-#pragma unroll 4
-			for (uint32_t k = 0; k < n; k++)
-				m = fmaxf(m, sm.ml[0][k][row]);
-			const float base = exponent_base(m);
+		for (int row = t >> 4; row < TILE_H; row += MERGERS / 16) {
+			const float mine = i < n ? sm.ml[0][i][row] : -CUDART_INF_F;
+			float m = mine, l;
 
-			sm.weight[i][row] = exp2_fast(sm.ml[0][i][row] - base);
+#pragma unroll
+			for (int d = 8; d; d >>= 1)
+				m = fmaxf(m, __shfl_xor_sync(~0u, m, d));
+			const float w = exp2_fast(mine - exponent_base(m));
+
+			l = i < n ? w * sm.ml[1][i][row] : 0.0f;
+#pragma unroll
+			for (int d = 8; d; d >>= 1)
+				l += __shfl_xor_sync(~0u, l, d);
+			sm.weight[i][row] = w;
 			if (i == 0) {
-				float l = 0.0f;
-
-#pragma unroll 4
-				for (uint32_t k = 0; k < n; k++)
-					l += exp2_fast(sm.ml[0][k][row] - base) * sm.ml[1][k][row];
 				sm.total[0][row] = m;
 				sm.total[1][row] = l;
 			}
@@ -389,8 +396,8 @@ private:
 	}
 
 	/* The last CTA of this rank to arrive sums the groups' slices. */
-	__device__ __forceinline__ void merge_groups(const target &to, uint32_t c0, int units, float *part,
-						     int t) const
+	__device__ __forceinline__ void merge_groups(const target &to, uint32_t c0, int units,
+						     const float4 *part, int t) const
 	{
 		float *ml = p.part_ml + (size_t)item * groups * ranks * 2 * TILE_H;
 
@@ -419,13 +426,12 @@ private:
 		sync_mergers();
 		weigh(groups, t);
 		for (int u = t; u < units; u += MERGERS) {
-			const float4 *src = (const float4 *)part + c0 * (CHUNK_FLOATS / 4) + u;
 			const int row = u % (CHUNK_FLOATS / 4) / 4;
 			float4 acc = make_float4(0, 0, 0, 0);
 
-#pragma unroll 8
+#pragma unroll 4
 			for (uint32_t i = 0; i < groups; i++)
-				fma4(acc, sm.weight[i][row], __ldcg(src + (size_t)i * UNITS));
+				fma4(acc, sm.weight[i][row], __ldcg(part + (size_t)i * UNITS + u));
 			store(to, c0, u, acc);
 		}
 		store_lse(to, t);

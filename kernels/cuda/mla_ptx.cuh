@@ -100,17 +100,30 @@ __device__ __forceinline__ int64_t load_index(const void *p, bool wide)
 	return w;
 }
 
+/* Orders nothing by itself: only for "everybody is here". */
 __device__ __forceinline__ void cluster_arrive()
 {
 #if EXL3_MLA_CLUSTERS
-	asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+	asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 #endif
 }
 
 __device__ __forceinline__ void cluster_wait()
 {
 #if EXL3_MLA_CLUSTERS
-	asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+	asm volatile("barrier.cluster.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ uint32_t cluster_rank()
+{
+#if EXL3_MLA_CLUSTERS
+	uint32_t r;
+
+	asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+	return r;
+#else
+	return 0;
 #endif
 }
 
@@ -128,28 +141,48 @@ __device__ __forceinline__ uint32_t cluster_map(uint32_t addr, uint32_t rank)
 #endif
 }
 
+/*
+ * Stores to a CTA of the cluster that count their bytes at an mbarrier there (st.async); without
+ * clusters ordinary stores to this CTA.
+ */
+__device__ __forceinline__ void push1(uint32_t addr, uint32_t bar, float x)
+{
 #if EXL3_MLA_CLUSTERS
-#define EXL3_MLA_ST_CLUSTER "st.shared::cluster"
+	asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(addr),
+		     "r"(__float_as_uint(x)), "r"(bar)
+		     : "memory");
 #else
-#define EXL3_MLA_ST_CLUSTER "st.shared"
+	(void)bar;
+	asm volatile("st.shared.f32 [%0], %1;" ::"r"(addr), "f"(x) : "memory");
 #endif
-
-__device__ __forceinline__ void cluster_store(uint32_t addr, float v)
-{
-	asm volatile(EXL3_MLA_ST_CLUSTER ".f32 [%0], %1;" ::"r"(addr), "f"(v) : "memory");
 }
 
-__device__ __forceinline__ void cluster_store2(uint32_t addr, float x, float y)
+__device__ __forceinline__ void push2(uint32_t addr, uint32_t bar, float x, float y)
 {
-	asm volatile(EXL3_MLA_ST_CLUSTER ".v2.f32 [%0], {%1, %2};" ::"r"(addr), "f"(x), "f"(y)
+#if EXL3_MLA_CLUSTERS
+	asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
+			     addr),
+		     "r"(__float_as_uint(x)), "r"(__float_as_uint(y)), "r"(bar)
 		     : "memory");
+#else
+	(void)bar;
+	asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(addr), "f"(x), "f"(y) : "memory");
+#endif
 }
 
-__device__ __forceinline__ void cluster_store4(uint32_t addr, float x, float y, float z, float w)
+__device__ __forceinline__ void push4(uint32_t addr, uint32_t bar, float x, float y, float z, float w)
 {
-	asm volatile(EXL3_MLA_ST_CLUSTER ".v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "f"(x),
-		     "f"(y), "f"(z), "f"(w)
+#if EXL3_MLA_CLUSTERS
+	asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+		     "[%5];" ::"r"(addr),
+		     "r"(__float_as_uint(x)), "r"(__float_as_uint(y)), "r"(__float_as_uint(z)),
+		     "r"(__float_as_uint(w)), "r"(bar)
 		     : "memory");
+#else
+	(void)bar;
+	asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "f"(x), "f"(y), "f"(z), "f"(w)
+		     : "memory");
+#endif
 }
 
 /* mbarriers (sm_80 and later) in this CTA's shared memory. */
@@ -163,6 +196,19 @@ __device__ __forceinline__ void mbar_arrive(uint32_t bar)
 	asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(bar) : "memory");
 }
 
+/* One arrival, and @bytes that pushes will bring. */
+__device__ __forceinline__ void mbar_expect(uint32_t bar, uint32_t bytes)
+{
+#if EXL3_MLA_CLUSTERS
+	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+		     : "memory");
+	asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#else
+	(void)bytes;
+	mbar_arrive(bar);
+#endif
+}
+
 /* Arrives when all earlier cp.async of this thread have landed; one of the expected arrivals. */
 __device__ __forceinline__ void mbar_arrive_copies(uint32_t bar)
 {
@@ -173,7 +219,7 @@ __device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity)
 {
 #if EXL3_MLA_CLUSTERS
 	asm volatile("{\n .reg .pred p;\n"
-		     "again_%=:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+		     "again_%=:\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
 		     " @p bra done_%=;\n bra again_%=;\n done_%=:\n}" ::"r"(bar),
 		     "r"(parity)
 		     : "memory");

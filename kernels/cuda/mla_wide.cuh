@@ -47,7 +47,7 @@ template <class C> struct wide_shared {
 	uint8_t p[C::TILE_BYTES];
 	float top[2][2][64];  /* row maxima of a block: parity, warpgroup, row */
 	float sum[2][64];     /* warpgroup, row */
-	uint64_t full[2], empty[2];
+	uint64_t full[2], empty[2], merged;
 	uint16_t valid[2][4]; /* bit k: key k of that producer warp exists */
 };
 
@@ -60,7 +60,7 @@ __device__ __forceinline__ void wide_produce(wide_shared<C> &sm, selection<C> &s
 	const uint32_t empty = smem_addr(sm.empty), full = smem_addr(sm.full);
 
 	for (uint32_t j = 0; j < blocks; j++) {
-		const uint32_t slot = j & 1, sub = j % C::SET, mask = sel.advance(j, warp, lane);
+		const uint32_t slot = j & 1, mask = sel.advance(j, warp, lane);
 
 		if (j >= 2)
 			mbar_wait(empty + slot * 8, (j / 2 - 1) & 1);
@@ -68,13 +68,17 @@ __device__ __forceinline__ void wide_produce(wide_shared<C> &sm, selection<C> &s
 			sm.valid[slot][warp] = (uint16_t)mask;
 		const uint32_t base = smem_addr(sm.kv[slot]);
 
-#pragma unroll 8
-		for (int i = 0; i < C::KEYS_W * C::CHUNKS / 32; i++) {
-			const uint32_t id = i * 32 + lane, k = id / C::CHUNKS, c = id - k * C::CHUNKS;
-			const uint32_t key = warp * C::KEYS_W + k;
+#pragma unroll
+		for (int r = 0; r < C::KEYS_W; r += 4) {
+			/* Eight lanes a row: every step copies a line of it, one per tile. */
+			const uint32_t k = r + lane / 8, c = lane % 8, key = warp * C::KEYS_W + k;
+			uint32_t bytes;
+			const uint8_t *src = sel.row(cache, j, k, bytes) + c * 16;
+			const uint32_t dst = base + key * 128 + (c ^ (key & 7)) * 16;
 
-			copy_chunk(base + (c >> 3) * C::TILE_BYTES + key * 128 + ((c & 7) ^ (key & 7)) * 16,
-				   cache, __shfl_sync(~0u, sel.cur, sub * C::KEYS_W + k), c);
+#pragma unroll
+			for (int i = 0; i < C::TILES; i++)
+				cp_async16(dst + i * C::TILE_BYTES, src + i * 128, bytes);
 		}
 		cp_async_commit();
 		/* At the start both slots are requested before the first is waited for. */
@@ -229,13 +233,13 @@ __device__ __forceinline__ void wide_consume(wide_shared<C> &sm, float (&o)[128]
 template <class C>
 __device__ __forceinline__ void wide_deliver(wide_shared<C> &sm, const params &p, const target &to,
 					     const float (&o)[128], const float (&m)[2], float (&l)[2],
-					     uint32_t item, uint32_t split, int wg, int t)
+					     int wg, int t)
 {
 	const int lane = t & 31, l4 = lane & 3, row0 = ((t >> 5) & 3) * 16 + (lane >> 2);
 	uint8_t *base = (uint8_t *)&sm;
 	const typename C::merger_type mg(
 		*reinterpret_cast<merge_shared<C::TILE_H> *>(base + C::merger_type::recv_bytes()),
-		(float *)base, p, item, split);
+		(float *)base, smem_addr(&sm.merged), p);
 
 #pragma unroll
 	for (int r = 0; r < 2; r++) {
@@ -244,7 +248,7 @@ __device__ __forceinline__ void wide_deliver(wide_shared<C> &sm, const params &p
 		if (l4 == 0)
 			sm.sum[wg][row0 + 8 * r] = l[r];
 	}
-	mg.begin();
+	sync_mergers(); /* also: this CTA is done with the memory that what it receives will lie in */
 #pragma unroll
 	for (int r = 0; r < 2; r++)
 		l[r] = sm.sum[0][row0 + 8 * r] + sm.sum[1][row0 + 8 * r];
@@ -262,14 +266,21 @@ __device__ __forceinline__ void wide_deliver(wide_shared<C> &sm, const params &p
 			to.store_lse(row0 + 8 * l4, l4 ? m[1] : m[0], l4 ? l[1] : l[0]);
 		return;
 	}
+	if (p.cluster > 1) {
+		cluster_arrive();
+		cluster_wait(); /* so are the others, and their mbarriers are ready */
+	}
 	/* The four lanes of a row, in both warpgroups, share the ranks. */
 	for (uint32_t r = wg * 2 + (l4 >> 1); r < p.cluster; r += 4)
 		mg.push_ml(r, row0 + 8 * (l4 & 1), l4 & 1 ? m[1] : m[0], l4 & 1 ? l[1] : l[0]);
 #pragma unroll
-	for (int i = 0; i < 128; i += 2) {
-		const int d = wg * 256 + (i >> 2) * 8 + 2 * l4;
+	for (int c = 0; c < 16; c++) {
+		uint32_t bar;
+		const uint32_t at = mg.slot(wg * 16 + c, bar) + (row0 * 16 + 2 * l4) * 4;
 
-		cluster_store2(mg.slot(d / 16, row0 + ((i >> 1) & 1) * 8, d % 16), o[i], o[i + 1]);
+#pragma unroll
+		for (int i = 0; i < 8; i += 2)
+			push2(at + ((i >> 1) & 1) * 512 + (i >> 2) * 32, bar, o[c * 8 + i], o[c * 8 + i + 1]);
 	}
 	mg.finish(to, t);
 }
@@ -281,12 +292,13 @@ __global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_consta
 	extern __shared__ __align__(1024) uint8_t smem_wide[];
 	wide_shared<C> &sm = *reinterpret_cast<wide_shared<C> *>(smem_wide);
 	const int t = threadIdx.x, wg = t >> 7;
-	const uint32_t split = blockIdx.x % p.splits, item = blockIdx.x / p.splits;
-	const uint32_t tile = item % p.head_tiles, query = item / p.head_tiles;
+	const uint32_t item = blockIdx.x, split = blockIdx.y;
+	const uint32_t query = p.head_tiles == 1 ? item : item / p.head_tiles;
+	const uint32_t tile = item - query * p.head_tiles;
 	const struct exl3_cuda_mla_entry &e = p.entries[entry_of(p, query)];
 	const uint32_t row = query - e.first;
-	const uint32_t per = ((e.topk + p.splits - 1) / p.splits + 15) & ~15u;
-	const uint32_t begin = min(split * per, e.topk), end = min(begin + per, e.topk);
+	const uint32_t begin = min(split * e.split_keys, e.topk);
+	const uint32_t end = min(begin + e.split_keys, e.topk);
 	const uint32_t blocks = (end - begin + C::KB - 1) / C::KB;
 
 	if (t == 0) {
@@ -294,6 +306,8 @@ __global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_consta
 			mbar_init(smem_addr(&sm.full[i]), 128);
 			mbar_init(smem_addr(&sm.empty[i]), MERGERS);
 		}
+		if (p.splits > 1)
+			C::merger_type::expect(smem_addr(&sm.merged), p.cluster);
 		fence_async_proxy();
 	}
 	__syncthreads();
@@ -326,7 +340,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_consta
 	target to;
 
 	to.init(p, e, row, tile, C::TILE_H);
-	wide_deliver<C>(sm, p, to, o, m, l, item, split, wg, t);
+	wide_deliver<C>(sm, p, to, o, m, l, wg, t);
 #else
 	__trap(); /* supports() offers it on sm_90 only */
 #endif

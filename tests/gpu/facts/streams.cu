@@ -20,14 +20,16 @@ static int body(int sock, const void *connections)
 
 	RT(cudaHostAlloc((void **)&flag, 64, cudaHostAllocMapped));
 	*flag = 0;
+	/* All streams first: making one may wait for those that wait. */
 	for (int i = 0; i < PROBES; i++)
 		RT(cudaStreamCreateWithFlags(&probe[i], cudaStreamNonBlocking));
+	for (int i = 0; i < MOST; i++)
+		RT(cudaStreamCreateWithFlags(&waiting[i], cudaStreamNonBlocking));
 	nothing<<<1, 1, 0, probe[0]>>>();
 	RT(cudaDeviceSynchronize());
 	for (n = 1; n <= MOST; n++) {
 		bool all = true;
 
-		RT(cudaStreamCreateWithFlags(&waiting[n - 1], cudaStreamNonBlocking));
 		CU(d.streamWait32(waiting[n - 1], (CUdeviceptr)flag, 1, CU_STREAM_WAIT_VALUE_GEQ));
 		for (int i = 0; i < PROBES; i++)
 			nothing<<<1, 1, 0, probe[i]>>>();
