@@ -436,6 +436,11 @@ const struct exl3_counters *exl3_dispatch_counters(const struct exl3_dispatch *d
 	return &d->counters;
 }
 
+bool exl3_dispatch_lost(const struct exl3_dispatch *d)
+{
+	return d->device_lost;
+}
+
 uint32_t exl3_dispatch_channels(const struct exl3_dispatch *d)
 {
 	return d->nr_channels;

@@ -48,6 +48,9 @@ void exl3_dispatch_drain(struct exl3_dispatch *d);
 /* Is anything accepted and not complete? */
 bool exl3_dispatch_busy(const struct exl3_dispatch *d);
 
+/* Has the device failed? Every request was answered with -EIO; only another process can go on. */
+bool exl3_dispatch_lost(const struct exl3_dispatch *d);
+
 /* One turn: rings, launches, completions. True: something was done. */
 bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns);
 /* Nothing was done: may the loop sleep? Then every ring and the device are armed, and *@until_ns is when

@@ -456,6 +456,12 @@ static void serve(struct exl3_worker *w)
 		bool any = exl3_loop_poll(w->loop, now) > 0;
 
 		any |= exl3_dispatch_turn(w->dispatch, now);
+		if (exl3_dispatch_lost(w->dispatch)) {
+			/* Its memory is not to be touched any more, not even to free it; a new process
+			 * starts with a new context. Clients have their -EIO and connect again. */
+			exl3_err("leaving, so that another worker can take over");
+			_exit(1);
+		}
 		if (any)
 			continue;
 		if (w->draining && !exl3_dispatch_busy(w->dispatch))
