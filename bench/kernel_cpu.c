@@ -18,7 +18,7 @@
 #include <cblas.h>
 #include <errno.h>
 #include <getopt.h>
-#include <sched.h>
+#include <poll.h>
 #include <unistd.h>
 
 #define COLD_BYTES (96u << 20) /* more than the last level cache of most machines */
@@ -64,8 +64,12 @@ static double run(struct bench *b, const struct exl3_work *work)
 
 	if (n)
 		die("submit", n);
-	while ((n = ops->poll(b->dev, &done, 1)) == 0)
-		sched_yield();
+	while ((n = ops->poll(b->dev, &done, 1)) == 0) {
+		struct pollfd p = {.fd = ops->event_fd(b->dev), .events = POLLIN};
+
+		if (ops->wake_arm(b->dev))
+			poll(&p, 1, -1);
+	}
 	if (n < 0 || done.result)
 		die("kernel", n < 0 ? n : done.result);
 	return (double)done.exec_ns * 1e-9;
