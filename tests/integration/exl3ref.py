@@ -195,13 +195,14 @@ def load(*paths):
 
 def save(path, tensors):
     """Writes name -> Tensor. No padding, as the genuine writer does it."""
-    header, data = {}, b""
+    header, at = {}, 0
     for name, t in tensors.items():
-        header[name] = {"dtype": t.dtype, "shape": t.shape, "data_offsets": [len(data), len(data) + len(t.data)]}
-        data += t.data
+        header[name] = {"dtype": t.dtype, "shape": t.shape, "data_offsets": [at, at + len(t.data)]}
+        at += len(t.data)
     text = json.dumps(header).encode()
     with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + data)
+        f.write(struct.pack("<Q", len(text)) + text)
+        f.writelines(t.data for t in tensors.values())
 
 
 # ---- NumPy files, as far as exl3ctl uses them ----

@@ -60,8 +60,7 @@ class Env:
 
     def program(self, name):
         path = os.path.join(self.build, name)
-        if not os.access(path, os.X_OK):
-            raise Skipped(f"{path} is not built")
+        check(os.access(path, os.X_OK), f"{path} is not built")
         return path
 
     def model(self, name):
