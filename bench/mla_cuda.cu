@@ -397,7 +397,7 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 				k == chosen(c, op, batch) ? '*' : ' ', k->name, c.heads, c.dim, c.value_dim, layout(c), batch, us,
 				plain, bound, err);
 			/* The file holds what callers get. */
-			if (csv && k == chosen(c, op, batch)) {
+			if (csv && c.topk == TOPK && k == chosen(c, op, batch)) {
 				fprintf(csv, "%u,%u,%u,%s,%s,%u,%u,%.2f,%.2f,%.5f\n", c.heads, c.dim,
 					c.value_dim, cache_name, layout(c), c.topk, batch, us,
 					bound, err);
@@ -415,7 +415,7 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 			for (const auto &s : splits) {
 				const uint64_t ctas = items * s[0] * s[1];
 
-				if (ctas > (uint64_t)sms || (ctas < (uint64_t)sms / 4 && ctas < items * 16))
+				if (ctas > (uint64_t)sms || (ctas < (uint64_t)sms / 4 && ctas < items * 16 && c.topk == TOPK))
 					continue;
 				fprintf(stderr, " %ux%u:%.2f", s[0], s[1],
 					time_kernel(name, launch, c, op, batch, s[0], s[1], 5));
@@ -427,7 +427,7 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 			if (takes(k, c, op, batch) && !strstr(k->name, "_any"))
 				sweep_one(k->name, k->launch);
 		for (const auto &v : mla_variants)
-			if (c.cache == v.in->cache_dtype && (int)c.dim == v.in->dim_cap &&
+			if (c.topk == TOPK && c.cache == v.in->cache_dtype && (int)c.dim == v.in->dim_cap &&
 			    (int)c.value_dim == v.in->value_cap)
 				sweep_one(v.name, [&](const struct exl3_cuda_mla *a, cudaStream_t st) {
 					return exl3_mla::launch(*v.in, a, st);
@@ -539,6 +539,10 @@ int main(int argc, char **argv)
 	const std::vector<uint32_t> batches = {1, 2, 4, 8, 16, 32, 64, 128};
 
 	bench({16, 576, 512, EXL3_BF16, false, TOPK, 0}, batches, sweep);
+	/* What a launch costs with nothing, one, two, four blocks of keys a CTA. */
+	if (sweep)
+		for (uint32_t topk : {16u, 512u, 1024u})
+			bench({16, 576, 512, EXL3_BF16, false, topk, 0}, {1}, true);
 	bench({16, 512, 512, EXL3_BF16, false, TOPK, 0}, batches, false);
 	bench({16, 576, 512, EXL3_E4M3, false, TOPK, 0}, batches, sweep);
 	bench({16, 512, 512, EXL3_E4M3, false, TOPK, 0}, batches, false);
