@@ -324,33 +324,23 @@ static int cpu_probe(struct exl3_error *err)
 static void choose_cpus(struct exl3_dev *dev, unsigned threads)
 {
 	struct bitmask *node_cpus = NULL;
-	cpu_set_t allowed;
-	unsigned nr = 0;
+	int nr;
 
-	if (sched_getaffinity(0, sizeof(allowed), &allowed) < 0)
-		CPU_ZERO(&allowed);
-	if (dev->node >= 0) {
+	CPU_ZERO(&dev->cpus);
+	if (sched_getaffinity(0, sizeof(dev->cpus), &dev->cpus) < 0)
+		CPU_ZERO(&dev->cpus);
+	if (dev->node >= 0)
 		node_cpus = numa_allocate_cpumask();
-		if (node_cpus && numa_node_to_cpus(dev->node, node_cpus) < 0) {
-			numa_free_cpumask(node_cpus);
-			node_cpus = NULL;
-		}
-	}
-	for (int cpu = 0; cpu < CPU_SETSIZE && nr < CPU_THREADS_MAX; cpu++)
-		if (CPU_ISSET(cpu, &allowed) &&
-		    (!node_cpus || numa_bitmask_isbitset(node_cpus, (unsigned)cpu)))
-			dev->cpus[nr++] = cpu;
+	if (node_cpus && numa_node_to_cpus(dev->node, node_cpus) == 0)
+		for (unsigned cpu = 0; cpu < CPU_SETSIZE; cpu++)
+			if (!numa_bitmask_isbitset(node_cpus, cpu))
+				CPU_CLR(cpu, &dev->cpus);
 	if (node_cpus)
 		numa_free_cpumask(node_cpus);
-	if (!nr)
-		dev->cpus[nr++] = -1;
-	dev->nr_threads = threads ? threads : nr;
+	nr = CPU_COUNT(&dev->cpus);
+	dev->nr_threads = threads ? threads : nr > 0 ? (unsigned)nr : 1;
 	if (dev->nr_threads > CPU_THREADS_MAX)
 		dev->nr_threads = CPU_THREADS_MAX;
-	/* More threads than processors: pinning would only hinder the scheduler. */
-	if (dev->nr_threads > nr)
-		for (unsigned i = 0; i < dev->nr_threads; i++)
-			dev->cpus[i] = -1;
 }
 
 /* ---- work ---- */
@@ -373,22 +363,19 @@ static bool begin(void *arg, const struct exl3_work *work)
 	return true;
 }
 
-/* libgomp keeps the team of a thread, so each of its threads is pinned once and stays there. */
+/*
+ * Binds the team to the processors of its node. Not each thread to one of them: clients run there too,
+ * and a thread that must wait for its own core keeps the whole team waiting. libgomp keeps the team
+ * of a thread, so this is done once.
+ */
 static void start(void *arg)
 {
 	struct exl3_dev *dev = arg;
 
+	if (CPU_COUNT(&dev->cpus) == 0)
+		return;
 #pragma omp parallel num_threads(cpu_team(dev, UINT64_MAX))
-	{
-		int cpu = dev->cpus[omp_get_thread_num()];
-		cpu_set_t set;
-
-		CPU_ZERO(&set);
-		if (cpu >= 0) {
-			CPU_SET(cpu, &set);
-			sched_setaffinity(0, sizeof(set), &set);
-		}
-	}
+	sched_setaffinity(0, sizeof(dev->cpus), &dev->cpus);
 }
 
 static const struct exl3_executor_ops executor_ops = {.start = start, .begin = begin};

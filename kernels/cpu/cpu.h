@@ -11,6 +11,7 @@
 #include "kernels/backend.h"
 #include "kernels/executor.h"
 
+#include <sched.h>
 #include <stdatomic.h>
 
 #define CPU_THREADS_MAX       256u
@@ -23,7 +24,7 @@ struct cpu_mla_state;
 struct exl3_dev {
 	const struct cpu_isa *isa; /* the best one this processor has */
 	unsigned nr_threads;       /* of the OpenMP team, the executor included */
-	int cpus[CPU_THREADS_MAX]; /* where they are pinned; -1: nowhere */
+	cpu_set_t cpus;            /* those they may run on */
 	int node;                  /* memory is bound to it; -1: not bound */
 	char name[128];
 	uint64_t memory_max;

@@ -214,9 +214,10 @@ INLINE void decode_rate(const struct exl3_matrix *w, uint32_t k0, uint32_t unit,
 #define RATES(X)                                                                                \
 	X(2, 0)                                                                                 \
 	X(2, 1)                                                                                 \
-	X(2, 2) X(3, 2) X(4, 0) X(4, 1) X(4, 2) X(5, 2) X(6, 0) X(6, 1) X(6, 2) X(7, 2) X(8, 0) \
-		X(8, 1) X(8, 2) X(10, 0) X(10, 1) X(10, 2) X(12, 0) X(12, 1) X(12, 2) X(14, 0)  \
-			X(14, 1) X(14, 2) X(16, 0) X(16, 1) X(16, 2)
+	X(2, 2)                                                                                 \
+	X(3, 2) X(4, 0) X(4, 1) X(4, 2) X(5, 2) X(6, 0) X(6, 1) X(6, 2) X(7, 2) X(8, 0) X(8, 1) \
+		X(8, 2) X(10, 0) X(10, 1) X(10, 2) X(12, 0) X(12, 1) X(12, 2) X(14, 0) X(14, 1) \
+			X(14, 2) X(16, 0) X(16, 1) X(16, 2)
 
 #define DEFINE(rate2, cb)                                                                          \
 	static void gemv_##rate2##_##cb(const struct exl3_matrix *w, uint32_t unit,                \
