@@ -32,7 +32,7 @@ static __global__ void __launch_bounds__(128) gemv_image_kernel(const __grid_con
 	grid_wait();
 	if (!(a.ablate & ABLATE_TRANSFORM))
 		gemv_transform(a, a.shard[blockIdx.y].suh, 0, a.kt / 8,
-			       a.image + (size_t)blockIdx.y * a.kt * a.m * 8, NULL,
+			       a.image + (size_t)blockIdx.y * a.kt * (a.b_line / 4), NULL,
 			       blockIdx.x * 4 + (threadIdx.x >> 5), gridDim.x * 4);
 }
 
@@ -40,6 +40,7 @@ struct gemv_plan {
 	const gemv_instance *inst;
 	uint32_t blocks;
 	uint32_t image_blocks; /* 0: shared */
+	uint32_t stages;
 	uint32_t smem;
 };
 
@@ -50,18 +51,32 @@ static const gemv_instance *gemv_find(const struct exl3_matrix *w, uint32_t m, i
 	for (const gemv_instance *list : gemv_lists)
 		for (const gemv_instance *i = list; i->kernel; i++) {
 			if (i->rate2 != w->rate2 || i->codebook != w->codebook || i->variant != variant ||
-			    i->tokens < m || (i->form == FORM_BYTES && !bytes))
+			    i->shape.tokens < m || (i->form == FORM_BYTES && !bytes))
 				continue;
-			if (!best || i->tokens < best->tokens)
+			if (!best || i->shape.tokens < best->shape.tokens)
 				best = i;
 		}
 	return best;
 }
 
-static bool gemv_fits(const gemv_instance *i, uint32_t m, uint32_t image_blocks, uint32_t *smem)
+/* Bytes of the image per k-tile. */
+static uint32_t gemv_b_line(const gemv_instance *i, uint32_t m)
 {
-	*smem = gemv_shared(i->warps, i->stages, i->item, i->row, i->red, m, image_blocks).total;
-	return *smem <= gemv_smem_max(i);
+	return (i->form == FORM_WGMMA ? i->shape.tokens : m) * 32;
+}
+
+/* Stages and shared memory of a block; a bulk pipeline is as deep as its steps and the memory allow. */
+static bool gemv_fits(const gemv_instance *i, uint32_t m, uint32_t steps, gemv_plan *p)
+{
+	const uint32_t max = i->pipe == PIPE_BULK ? (steps < 3 ? 3 : steps > 16 ? 16 : steps) : i->shape.stages;
+	const uint32_t min = i->pipe == PIPE_BULK ? 3 : max;
+
+	for (p->stages = max; p->stages >= min; p->stages--) {
+		p->smem = gemv_shared(i->shape, m, gemv_b_line(i, m), p->image_blocks, p->stages).total;
+		if (p->smem <= gemv_smem_max(i))
+			return true;
+	}
+	return false;
 }
 
 /*
@@ -80,10 +95,9 @@ static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matri
 			continue;
 		/* At least two steps per warp, and few blocks on one strip, so that its owner adds quickly. */
 		uint32_t blocks = (uint32_t)a->device_sms * i->per_sm;
-		const uint32_t nt = i->item / (16 * i->rate2), kg = i->warps * nt / 8;
 
-		if (blocks > positions / (2 * kg))
-			blocks = positions / (2 * kg);
+		if (blocks > positions / (2u * i->kg))
+			blocks = positions / (2u * i->kg);
 		if (blocks > strips * 24)
 			blocks = strips * 24;
 		if (!blocks)
@@ -92,16 +106,17 @@ static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matri
 
 		if (span > kb)
 			span = kb;
-		/* Steps of the transform that every block makes, against those of the whole image. */
-		const bool heavy = span * a->m > 8 * 8 * i->warps;
+				const bool heavy = span * a->m > 8 * 8 * i->shape.warps;
 
-		*ret = gemv_plan{i, blocks, span, 0};
+		const uint32_t steps = (positions + blocks - 1) / blocks / i->kg + 1;
+
+		*ret = gemv_plan{i, blocks, span, 0, 0};
 		if (mode == MODE_SHARED || (mode == MODE_AUTO && heavy && i->form != FORM_BYTES) ||
-		    !gemv_fits(i, a->m, span, &ret->smem)) {
+		    !gemv_fits(i, a->m, steps, ret)) {
 			if (i->form == FORM_BYTES || mode == MODE_FUSED)
 				continue;
 			ret->image_blocks = 0;
-			if (!gemv_fits(i, a->m, 0, &ret->smem))
+			if (!gemv_fits(i, a->m, steps, ret))
 				continue;
 		}
 		return 0;
@@ -109,9 +124,12 @@ static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matri
 	return -EOPNOTSUPP;
 }
 
+/* Of the shared image; wgmma's is padded to its column groups. */
 static size_t gemv_image_bytes(const struct exl3_cuda_linear *a)
 {
-	return (size_t)a->nr_shards * a->shard[0].k / 16 * a->m * 32;
+	const uint32_t tokens = a->m <= 8 ? 8 : a->m <= 16 ? 16 : 32;
+
+	return (size_t)a->nr_shards * a->shard[0].k / 16 * tokens * 32;
 }
 
 /* Shards that are alike, from @from on, packed into one launch; @done marks them. */
@@ -207,7 +225,13 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int variant, enum gemv_
 		g.r = rows_of(a);
 		g.m = a->m;
 		g.kt = a->shard[s].k / 16;
+		g.m_inverse = (uint32_t)((0x100000000ull + a->m - 1) / a->m);
 		g.positions = strips * g.kt;
+		g.share = g.positions / p.blocks;
+		g.rest = g.positions % p.blocks;
+		g.stages = p.stages;
+		g.core = p.inst->form == FORM_WGMMA;
+		g.b_line = gemv_b_line(p.inst, a->m);
 		g.image_blocks = p.image_blocks;
 		g.ablate = a->ablate;
 		g.slots = (uint32_t *)a->ws;
@@ -230,7 +254,7 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int variant, enum gemv_
 					 cudaFuncAttributeMaxDynamicSharedMemorySize, (int)p.smem);
 		if (e == cudaSuccess)
 			e = gemv_launch_one((const void *)p.inst->kernel, dim3(p.blocks),
-					    p.inst->warps * 32u, p.smem, programmatic, &g, stream);
+					    p.inst->threads, p.smem, programmatic, &g, stream);
 		if (e != cudaSuccess)
 			return -EIO;
 		programmatic = a->programmatic && a->device_cc >= 90;
@@ -256,10 +280,15 @@ extern "C" const struct exl3_cuda_linear_kernel exl3_cuda_gemv_kernels[] = {
 	GEMV_KERNEL("gemv", 0, MODE_AUTO),
 	GEMV_KERNEL("gemv_fused", 0, MODE_FUSED),
 	GEMV_KERNEL("gemv_shared", 0, MODE_SHARED),
-	GEMV_KERNEL("gemv_w16", 1, MODE_AUTO),
-	GEMV_KERNEL("gemv_nt4", 2, MODE_AUTO),
-	GEMV_KERNEL("gemv_x3", 3, MODE_AUTO),
-	GEMV_KERNEL("gemv_hx2", 4, MODE_AUTO),
-	GEMV_KERNEL("gemv_hx0", 5, MODE_AUTO),
+	GEMV_KERNEL("gemv_bulk", 1, MODE_AUTO),
+	GEMV_KERNEL("gemv_bulk_shared", 1, MODE_SHARED),
+	GEMV_KERNEL("gemv_bulk_x3", 2, MODE_AUTO),
+	GEMV_KERNEL("gemv_bulk_w12", 3, MODE_AUTO),
+	GEMV_KERNEL("gemv_bulk_hx2", 4, MODE_AUTO),
+	GEMV_KERNEL("gemv_bulk_w16", 5, MODE_AUTO),
+	GEMV_KERNEL("gemv_wgmma", 6, MODE_AUTO),
+	GEMV_KERNEL("gemv_wgmma_shared", 6, MODE_SHARED),
+	GEMV_KERNEL("gemv_wgmma_w16", 7, MODE_AUTO),
+	GEMV_KERNEL("gemv_wgmma_w12", 8, MODE_AUTO),
 	{},
 };

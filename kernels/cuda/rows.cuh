@@ -120,55 +120,72 @@ EXL3_DEV float load_one(const row_in &s, uint32_t i)
 	return s.dtype == EXL3_F16 ? half_bits(b) : bf16_bits(b);
 }
 
-/* x[i..i+7] * suh as 8 fp16; @suh: 8 fp16, i a multiple of 8. */
-EXL3_DEV uint4 load_scaled(const row_in &s, uint32_t i, uint4 suh)
+EXL3_DEV uint32_t scale_pair(float lo, float hi, uint32_t suh)
 {
-	uint4 r;
+	return pack_f16(lo * half_bits(suh & 0xffff), hi * half_bits(suh >> 16));
+}
 
-	if (s.dtype == EXL3_F16 && i + 8 <= s.limit) {
-		uint4 x = *(const uint4 *)(s.x + (size_t)i * 2);
+EXL3_DEV uint32_t scale_bf16(uint32_t x, uint32_t suh)
+{
+	return scale_pair(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u), suh);
+}
 
-		r.x = mul_f16x2(x.x, suh.x);
-		r.y = mul_f16x2(x.y, suh.y);
-		r.z = mul_f16x2(x.z, suh.z);
-		r.w = mul_f16x2(x.w, suh.w);
-		return r;
-	}
-	float x[8];
-
-	if (s.dtype == EXL3_BF16 && i + 8 <= s.limit) {
-		uint4 v = *(const uint4 *)(s.x + (size_t)i * 2);
-		const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+/*
+ * x * suh as fp16: chunk c holds columns i + 32 c .. + 7, i a multiple of 8; @suh: that of column 0. All
+ * loads of a case are started before the first is used: this is latency, not throughput.
+ */
+EXL3_DEV void load_scaled(const row_in &s, uint32_t i, const __half *suh, uint4 (&r)[4])
+{
+	uint4 h[4], x[4];
 
 #pragma unroll
-		for (int j = 0; j < 4; j++) {
-			x[2 * j] = __uint_as_float(w[j] << 16);
-			x[2 * j + 1] = __uint_as_float(w[j] & 0xffff0000u);
-		}
-	} else if (s.dtype == EXL3_F32 && i + 8 <= s.limit) {
-		float4 a = *(const float4 *)(s.x + (size_t)i * 4);
-		float4 b = *(const float4 *)(s.x + (size_t)i * 4 + 16);
-
-		x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
-		x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
-	} else {
+	for (int c = 0; c < 4; c++)
+		h[c] = *(const uint4 *)(suh + i + 32 * c);
+	if (i + 104 > s.limit) { /* a row's ragged end */
 #pragma unroll 1
-		for (int j = 0; j < 8; j++) {
-			float one = load_one(s, i + j);
+		for (int c = 0; c < 4; c++) {
+			const uint32_t at = i + 32 * c;
+			const uint4 o = *(const uint4 *)(suh + at);
 
+			const uint4 v = make_uint4(scale_pair(load_one(s, at), load_one(s, at + 1), o.x),
+						   scale_pair(load_one(s, at + 2), load_one(s, at + 3), o.y),
+						   scale_pair(load_one(s, at + 4), load_one(s, at + 5), o.z),
+						   scale_pair(load_one(s, at + 6), load_one(s, at + 7), o.w));
 #pragma unroll
-			for (int l = 0; l < 8; l++)
-				if (l == j)
-					x[l] = one;
+			for (int d = 0; d < 4; d++)
+				if (d == c)
+					r[d] = v;
 		}
+		return;
 	}
-	const uint32_t h[4] = {suh.x, suh.y, suh.z, suh.w};
-	uint32_t o[4];
+	if (s.dtype == EXL3_F32) {
+		float4 lo[4], hi[4];
 
 #pragma unroll
-	for (int j = 0; j < 4; j++)
-		o[j] = pack_f16(x[2 * j] * half_bits(h[j] & 0xffff), x[2 * j + 1] * half_bits(h[j] >> 16));
-	return make_uint4(o[0], o[1], o[2], o[3]);
+		for (int c = 0; c < 4; c++) {
+			lo[c] = *(const float4 *)(s.x + (size_t)(i + 32 * c) * 4);
+			hi[c] = *(const float4 *)(s.x + (size_t)(i + 32 * c) * 4 + 16);
+		}
+#pragma unroll
+		for (int c = 0; c < 4; c++)
+			r[c] = make_uint4(scale_pair(lo[c].x, lo[c].y, h[c].x), scale_pair(lo[c].z, lo[c].w, h[c].y),
+					  scale_pair(hi[c].x, hi[c].y, h[c].z), scale_pair(hi[c].z, hi[c].w, h[c].w));
+		return;
+	}
+#pragma unroll
+	for (int c = 0; c < 4; c++)
+		x[c] = *(const uint4 *)(s.x + (size_t)(i + 32 * c) * 2);
+	if (s.dtype == EXL3_F16) {
+#pragma unroll
+		for (int c = 0; c < 4; c++)
+			r[c] = make_uint4(mul_f16x2(x[c].x, h[c].x), mul_f16x2(x[c].y, h[c].y),
+					  mul_f16x2(x[c].z, h[c].z), mul_f16x2(x[c].w, h[c].w));
+	} else {
+#pragma unroll
+		for (int c = 0; c < 4; c++)
+			r[c] = make_uint4(scale_bf16(x[c].x, h[c].x), scale_bf16(x[c].y, h[c].y),
+					  scale_bf16(x[c].z, h[c].z), scale_bf16(x[c].w, h[c].w));
+	}
 }
 
 /* y[col..col+3] = v, as far as they lie below @end. */

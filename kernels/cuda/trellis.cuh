@@ -147,7 +147,8 @@ struct run_lane {
 		shift = 32 * (i + 1) - end;
 #pragma unroll
 		for (int j = 0; j <= R::NV; j++)
-			offset[j] = (uint32_t)((i - j + R::WORDS) % R::WORDS) * 4;
+			offset[j] = (uint32_t)((i - j + R::WORDS) % R::WORDS) * 4, keep(offset[j]);
+		keep(shift);
 	}
 
 	EXL3_DEV_MEMBER void load(const uint32_t (&addr)[run<RATE2>::NV + 1], int constant,

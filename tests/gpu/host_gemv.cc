@@ -48,7 +48,8 @@ static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint
 	const uint32_t kt = k / 16, nr = (uint32_t)ns.size();
 	std::vector<std::vector<uint32_t>> trellis(nr);
 	std::vector<std::vector<uint16_t>> suh(nr), svh(nr);
-	std::vector<uint16_t> x((size_t)m * k_log);
+	const uint32_t x_stride = (k_log + 7) & ~7u;
+	std::vector<uint16_t> x((size_t)m * x_stride + 8);
 	uint32_t n_all = 0, strips = 0;
 	gemv_args a = {};
 
@@ -69,11 +70,11 @@ static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint
 	}
 	const uint32_t width = n_all - 3 * nr;
 	std::vector<float> y((size_t)m * width, NAN);
-	std::vector<uint32_t> slots((size_t)blocks * m * 128, 0), image((size_t)nr * kt * m * 8, 0xffffffff);
+	std::vector<uint32_t> slots((size_t)blocks * m * 128, 0), image((size_t)nr * kt * C::TOKENS * 8, 0xffffffff);
 
 	a.r.x = (const char *)x.data();
 	a.r.y = (char *)y.data();
-	a.r.x_stride = k_log * 2;
+	a.r.x_stride = x_stride * 2;
 	a.r.y_stride = width * 4;
 	a.r.k = k;
 	a.r.k_log = k_log;
@@ -83,6 +84,12 @@ static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint
 	a.m = m;
 	a.kt = kt;
 	a.positions = strips * kt;
+	a.share = a.positions / blocks;
+	a.rest = a.positions % blocks;
+	a.m_inverse = (uint32_t)((0x100000000ull + m - 1) / m);
+	a.stages = 3;
+	a.core = C::FORM == FORM_WGMMA;
+	a.b_line = (a.core ? (uint32_t)C::TOKENS : m) * 32;
 	a.slots = slots.data();
 	a.image = image.data();
 	if (fused) {
@@ -90,11 +97,11 @@ static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint
 	} else {
 		for (uint32_t s = 0; s < nr; s++)
 			emu::launch(1, 128, [&] {
-				gemv_transform(a, a.shard[s].suh, 0, kt / 8, a.image + (size_t)s * kt * m * 8, NULL,
+				gemv_transform(a, a.shard[s].suh, 0, kt / 8, a.image + (size_t)s * kt * (a.b_line / 4), NULL,
 					       threadIdx.x >> 5, 4);
 			});
 	}
-	emu::launch(blocks, C::WARPS * 32, [&] { gemv_kernel<C>(a); });
+	emu::launch(blocks, C::THREADS, [&] { gemv_kernel<C>(a); });
 
 	double sum = 0, err = 0;
 	bool dirty = false;
@@ -104,7 +111,7 @@ static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint
 			std::vector<double> v(k, 0.0), o(ns[s], 0.0);
 
 			for (uint32_t i = 0; i < k_log; i++)
-				v[i] = (double)exl3_f16_to_f32(x[(size_t)t * k_log + i]) * exl3_f16_to_f32(suh[s][i]);
+				v[i] = (double)exl3_f16_to_f32(x[(size_t)t * x_stride + i]) * exl3_f16_to_f32(suh[s][i]);
 			v = hadamard(v);
 			for (uint32_t row = 0; row < k; row++)
 				for (uint32_t col = 0; col < ns[s]; col++) {
@@ -135,12 +142,22 @@ static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint
 
 int main(void)
 {
-	using dup = gemv_cfg<8, CB_MCG, FORM_DUP, 1, 4, 8, 2, 1>;
-	using dup6 = gemv_cfg<12, CB_3INST, FORM_DUP, 1, 8, 4, 2, 1>;
-	using packed2 = gemv_cfg<8, CB_MCG, FORM_PACKED, 2, 4, 8, 2, 1>;
-	using packed4 = gemv_cfg<5, CB_MUL1, FORM_PACKED, 4, 4, 8, 2, 0>;
-	using bytes = gemv_cfg<8, CB_MUL1, FORM_BYTES, 1, 4, 8, 2, 0>;
+	using dup = gemv_cfg<8, CB_MCG, FORM_DUP, 1, 4, 8, 2, 1, PIPE_ASYNC>;
+	using dup6 = gemv_cfg<12, CB_3INST, FORM_DUP, 1, 8, 4, 2, 1, PIPE_ASYNC>;
+	using packed2 = gemv_cfg<8, CB_MCG, FORM_PACKED, 2, 4, 8, 2, 1, PIPE_ASYNC>;
+	using packed4 = gemv_cfg<5, CB_MUL1, FORM_PACKED, 4, 4, 8, 2, 0, PIPE_ASYNC>;
+	using bytes = gemv_cfg<8, CB_MUL1, FORM_BYTES, 1, 4, 8, 2, 0, PIPE_ASYNC>;
+	using bulk_dup = gemv_cfg<8, CB_MCG, FORM_DUP, 1, 8, 4, 2, 1, PIPE_BULK>;
+	using bulk_dup16 = gemv_cfg<16, CB_MCG, FORM_DUP, 1, 4, 4, 2, 1, PIPE_BULK>;
+	using bulk_packed4 = gemv_cfg<6, CB_MUL1, FORM_PACKED, 4, 4, 8, 2, 1, PIPE_BULK>;
+	using bulk_bytes = gemv_cfg<3, CB_MUL1, FORM_BYTES, 1, 8, 8, 2, 1, PIPE_BULK>;
+	using wgmma16 = gemv_cfg<8, CB_MCG, FORM_WGMMA, 2, 2, 8, 2, 1, PIPE_BULK>;
+	using wgmma32 = gemv_cfg<10, CB_3INST, FORM_WGMMA, 4, 2, 4, 2, 1, PIPE_BULK>;
 
+	check<wgmma16>("4 bits mcg, wgmma", 256, 256, {256}, 16, 1, true);
+	check<wgmma16>("4 bits mcg, wgmma", 256, 250, {256}, 11, 3, false);
+	check<wgmma32>("5 bits 3inst, wgmma", 256, 256, {128, 128}, 27, 3, true);
+	check<wgmma32>("5 bits 3inst, wgmma", 384, 384, {128, 128}, 32, 2, false);
 	check<dup>("4 bits mcg, dup", 256, 256, {256}, 1, 1, true);
 	check<dup>("4 bits mcg, dup", 256, 250, {256}, 5, 3, true);
 	check<dup>("4 bits mcg, dup", 384, 384, {256, 128}, 8, 4, true);
@@ -152,6 +169,14 @@ int main(void)
 	check<packed4>("2.5 bits mul1, packed", 128, 128, {128}, 18, 1, true);
 	check<bytes>("4 bits mul1, bytes", 256, 200, {256}, 4, 3, true);
 	check<bytes>("4 bits mul1, bytes", 256, 256, {128, 128}, 1, 2, true);
+	check<bulk_dup>("4 bits mcg, dup, bulk", 512, 512, {256}, 1, 1, true);
+	check<bulk_dup>("4 bits mcg, dup, bulk", 512, 510, {128, 256}, 8, 3, true);
+	check<bulk_dup>("4 bits mcg, dup, bulk", 512, 510, {128, 256}, 5, 2, false);
+	check<bulk_dup16>("8 bits mcg, dup, bulk", 512, 510, {256}, 5, 3, false);
+	check<bulk_dup16>("8 bits mcg, dup, bulk", 512, 510, {256}, 3, 3, true);
+	check<bulk_packed4>("3 bits mul1, packed, bulk", 128, 128, {256}, 32, 1, false);
+	check<bulk_packed4>("3 bits mul1, packed, bulk", 256, 256, {128}, 20, 5, true);
+	check<bulk_bytes>("1.5 bits mul1, bytes, bulk", 384, 384, {256}, 4, 3, true);
 	printf("host_gemv: %d failed\n", bad);
 	return bad != 0;
 }
