@@ -15,6 +15,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define DEVICE_MAX 64u /* bytes of a GPU's index or UUID */
+
 enum key_type {
 	KEY_STRING, /* char * */
 	KEY_ENUM,   /* char *, one of a list */
@@ -272,6 +274,8 @@ static int set_model(struct exl3_config_model *model, const char *key, const cha
 				 model->name, key);
 	if (!*value)
 		return exl3_errf(err, -EINVAL, "model %s: %s is empty", model->name, key);
+	if (strlen(value) >= (at == &model->path ? (size_t)PATH_MAX : DEVICE_MAX))
+		return exl3_errf(err, -EINVAL, "model %s: %s is too long", model->name, key);
 	if (set_string(at, value) < 0)
 		return exl3_errf(err, -ENOMEM, "model: out of memory");
 	return 0;

@@ -264,6 +264,11 @@ unsigned exl3_loop_poll(struct exl3_loop *loop, uint64_t now_ns)
 		flush_rearm(loop);
 	if (loop->unsubmitted)
 		loop_submit(loop);
+	/* A burst that did not fit waits in the kernel until somebody asks. */
+	if (io_uring_cq_has_overflow(&loop->ring)) {
+		loop->syscalls++;
+		io_uring_get_events(&loop->ring);
+	}
 	for (unsigned i = 0; i < BATCH && io_uring_cq_ready(&loop->ring); i++) {
 		struct exl3_watch *watch;
 		uint32_t flags;

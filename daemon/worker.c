@@ -31,14 +31,17 @@ void exl3_worker_tell(struct exl3_worker *w, enum exl3_sup_type type, const char
 {
 	struct exl3_sup_msg msg = {.type = type, .generation = w->generation};
 	size_t len = strlen(text ? text : "");
+	int flags = MSG_NOSIGNAL;
 
 	if (len >= sizeof(msg.text))
 		len = sizeof(msg.text) - 1;
 	memcpy(msg.text, text ? text : "", len);
 	msg.text[len] = 0;
-	/* A supervisor that is busy loses a status line, never the worker's time. */
-	if (send(w->control_fd, &msg, offsetof(struct exl3_sup_msg, text) + len + 1,
-		 MSG_DONTWAIT | MSG_NOSIGNAL) < 0 &&
+	/* A supervisor that is busy loses a status line or a beat, never the worker's time. What changes its
+	 * mind must arrive; it reads all the time. */
+	if (type == EXL3_SUP_STATUS || type == EXL3_SUP_BEAT)
+		flags |= MSG_DONTWAIT;
+	if (send(w->control_fd, &msg, offsetof(struct exl3_sup_msg, text) + len + 1, flags) < 0 &&
 	    errno != EAGAIN)
 		exl3_dbg("supervisor: %m");
 }
@@ -137,13 +140,6 @@ static void on_beat(void *arg)
 
 /* ---- reload ---- */
 
-struct reload_args {
-	int argc;
-	char *const *argv;
-};
-
-static struct reload_args reload_args; /* as the process was started */
-
 static void reload(struct exl3_worker *w)
 {
 	struct exl3_config_args args;
@@ -151,7 +147,7 @@ static void reload(struct exl3_worker *w)
 	struct exl3_config fresh;
 	struct exl3_error err;
 
-	if (exl3_config_read(reload_args.argc, reload_args.argv, &fresh, &args, &err) < 0) {
+	if (exl3_config_read(w->argc, w->argv, &fresh, &args, &err) < 0) {
 		exl3_err("reload: %s; nothing was changed", err.text);
 		return;
 	}
@@ -262,24 +258,29 @@ int exl3_worker_check_device(const struct exl3_worker *w, const char *device,
 		device, w->ops->name, ours);
 }
 
+static void backend_line(struct exl3_worker *w, const char *name, const char *what)
+{
+	if (w->nr_backends < sizeof(w->backends) / sizeof(w->backends[0]))
+		snprintf(w->backends[w->nr_backends++], sizeof(w->backends[0]), "%s: %.300s", name,
+			 what);
+}
+
 static void probe_backends(struct exl3_worker *w)
 {
-	const uint32_t max = sizeof(w->backends) / sizeof(w->backends[0]);
+	const char *missing = exl3_backend_plugin_error(); /* looks for the plugin first */
 	struct exl3_error err;
 
-	for (uint32_t i = 0; exl3_backends[i] && i < max; i++) {
+	for (size_t i = 0; exl3_backends[i]; i++) {
 		int n;
 
-		err.text[0] = 0;
+		exl3_errf(&err, 0, "no device");
 		n = exl3_backends[i]->probe(&err);
 		if (n > 0)
-			snprintf(w->backends[i], sizeof(w->backends[i]), "%s: %d device%s",
-				 exl3_backends[i]->name, n, n == 1 ? "" : "s");
-		else
-			snprintf(w->backends[i], sizeof(w->backends[i]), "%s: %.300s",
-				 exl3_backends[i]->name, err.text[0] ? err.text : "no device");
-		w->nr_backends++;
+			exl3_errf(&err, 0, "%d device%s", n, n == 1 ? "" : "s");
+		backend_line(w, exl3_backends[i]->name, err.text);
 	}
+	if (missing)
+		backend_line(w, "cuda", missing);
 }
 
 static int open_device(struct exl3_worker *w, struct exl3_error *err)
@@ -295,13 +296,14 @@ static int open_device(struct exl3_worker *w, struct exl3_error *err)
 
 	w->ops = exl3_backend_find(cfg->backend);
 	if (!w->ops)
-		return exl3_errf(err, -ENODEV, "backend %s is not in this build", cfg->backend);
+		return exl3_errf(err, -ENODEV, "backend %s: %s", cfg->backend,
+				 exl3_backend_plugin_error());
+	exl3_errf(err, -ENODEV, "it has no device here");
 	rc = w->ops->probe(err);
-	if (rc < 0)
-		return rc;
-	if (rc == 0)
-		return exl3_errf(err, -ENODEV, "backend %s has no device here: %s", w->ops->name,
-				 w->backends[0]);
+	if (rc <= 0) {
+		exl3_err_prefix(err, "backend %s", w->ops->name);
+		return rc < 0 ? rc : -ENODEV;
+	}
 	opt.memory_max = strcmp(w->ops->name, "cpu") == 0 ? cfg->memory_max : cfg->gpu_memory_max;
 	opt.host_memory_max = cfg->memory_max;
 	if (cfg->device) {
@@ -515,8 +517,9 @@ int exl3_worker_main(struct exl3_config *cfg, int argc, char *const argv[])
 	int rc;
 
 	prctl(PR_SET_NAME, "exl3-worker");
-	reload_args = (struct reload_args){.argc = argc, .argv = argv};
 	w->cfg = cfg;
+	w->argc = argc;
+	w->argv = argv;
 	w->listen_fd = EXL3_WORKER_LISTEN_FD;
 	w->control_fd = EXL3_WORKER_CONTROL_FD;
 	w->signal_fd = w->spare_fd = -1;

@@ -17,7 +17,7 @@
 #define EXL3_WORKER_CONTROL_FD 4
 #define EXL3_WORKER_REFUSED    78 /* cannot serve as configured: a restart would not help */
 
-#define EXL3_SUP_TEXT_MAX (PATH_MAX + EXL3_NAME_MAX + 2)
+#define EXL3_SUP_TEXT_MAX (PATH_MAX + EXL3_NAME_MAX + 128) /* NAME=DIR,device=D */
 
 /* What supervisor and worker tell each other, one packet each: this header and a text. */
 enum exl3_sup_type {
@@ -49,7 +49,9 @@ struct exl3_sup_msg {
 struct exl3_peer;
 
 struct exl3_worker {
-	struct exl3_config *cfg; /* borrowed from main() */
+	struct exl3_config *cfg; /* borrowed from main(), as are the arguments */
+	int argc;
+	char *const *argv; /* read again when told to reload */
 	struct exl3_loop *loop;
 	struct exl3_jobs *loads, *memory; /* threads: long loads; arenas and their end */
 	const struct exl3_backend_ops *ops;
