@@ -113,6 +113,7 @@ int main(int argc, char **argv)
 	if (optind < argc)
 		return usage();
 	printf("seed %llu\n", (unsigned long long)ck.random);
+	exl3_backend_find("cpu"); /* looks for plugins: the list is complete then */
 	for (size_t i = 0; exl3_backends[i]; i++) {
 		const struct exl3_backend_ops *ops = exl3_backends[i];
 		struct exl3_error err = {0};
