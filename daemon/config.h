@@ -73,6 +73,13 @@ int exl3_config_check_name(const char *name, struct exl3_error *err);
 /* Keys that a running worker takes over (SIGHUP); number of other keys that differ. */
 unsigned exl3_config_reload(struct exl3_config *cfg, const struct exl3_config *fresh);
 
+/* For config.c: the model of that name, made if there is none; NULL: @err. One value of it. Its end. */
+struct exl3_config_model *exl3_config_model_get(struct exl3_config *cfg, const char *name,
+						struct exl3_error *err);
+int exl3_config_model_set(struct exl3_config_model *model, const char *key, const char *value,
+			  struct exl3_error *err);
+void exl3_config_model_fini(struct exl3_config_model *model);
+
 void exl3_config_help(FILE *out);
 /* Every key with the value that counts, as a file that could be read again. */
 void exl3_config_print(const struct exl3_config *cfg, FILE *out);
