@@ -220,10 +220,10 @@ static void complete(struct exl3_dispatch *d, struct exl3_launch *l, int result,
 	for (uint32_t i = 0; i < nr; i++) {
 		struct exl3_request *req = (struct exl3_request *)l->items[i];
 		struct exl3_channel *ch = req->ch;
-		uint64_t detail = l->skipped[i];
+		uint64_t detail = result == -EOPNOTSUPP ? EXL3_DETAIL_KERNEL : EXL3_DETAIL_NONE;
 
-		if (result < 0)
-			detail = result == -EOPNOTSUPP ? EXL3_DETAIL_KERNEL : EXL3_DETAIL_NONE;
+		if (result == 0) /* only then is the backend done with it */
+			detail = l->skipped[i];
 		finish(req, result, detail, exec_ns);
 		exl3_channel_try_free(ch);
 	}
