@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+import sys
 
 from harness import HERE, check, equal
 
@@ -67,3 +68,8 @@ def test_limits_and_details_are_named_as_in_the_code(env):
     for path in ("README.md", "docs/protocol.md", "docs/numerics.md", "docs/operations.md", "docs/architecture.md"):
         for name in re.findall(r"\bEXL3_[A-Z0-9_]+\b", read(path)):
             check(name in headers or name in ("EXL3_SOCKET", "EXL3_BACKEND_DIR"), f"{path}: {name} is in no header")
+
+
+def test_figures_are_those_of_the_csv_files(env):
+    rc, out, err = env.run(sys.executable, os.path.join(TOP, "docs", "report.py"), "--check")
+    equal(rc, 0, f"docs/report.py --check ({out.strip()}{err.strip()})")
