@@ -397,25 +397,25 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 				k == chosen(c, op, batch) ? '*' : ' ', k->name, c.heads, c.dim, c.value_dim, layout(c), batch, us,
 				plain, bound, err);
 			/* The file holds what callers get. */
-			if (csv && c.topk == TOPK && k == chosen(c, op, batch)) {
+			if (csv && k == chosen(c, op, batch)) {
 				fprintf(csv, "%u,%u,%u,%s,%s,%u,%u,%.2f,%.2f,%.5f\n", c.heads, c.dim,
 					c.value_dim, cache_name, layout(c), c.topk, batch, us,
 					bound, err);
 			}
 		}
-		if (!sweep || batch == 2 || batch == 32)
+		if (!sweep || batch == 2)
 			continue;
 		static const uint32_t splits[][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {5, 1}, {6, 1}, {7, 1},
 						     {8, 1}, {16, 1}, {4, 2}, {7, 2}, {8, 2}, {4, 4}, {5, 4},
 						     {7, 4}, {8, 4}, {16, 2}, {16, 4}, {4, 8}, {7, 8}, {8, 8},
-						     {4, 16}, {7, 16}, {8, 16}, {1, 16}, {2, 16}};
+						     {4, 16}, {7, 16}, {8, 16}, {2, 16}};
 		const uint64_t items = (uint64_t)batch * ((c.heads + 15) / 16);
 		const auto sweep_one = [&](const char *name, auto launch) {
 			fprintf(stderr, "  sweep %-18s", name);
 			for (const auto &s : splits) {
 				const uint64_t ctas = items * s[0] * s[1];
 
-				if (ctas > (uint64_t)sms || (ctas < (uint64_t)sms / 4 && ctas < items * 16 && c.topk == TOPK))
+				if (ctas > (uint64_t)sms || (ctas < (uint64_t)sms / 4 && ctas < items * 16))
 					continue;
 				fprintf(stderr, " %ux%u:%.2f", s[0], s[1],
 					time_kernel(name, launch, c, op, batch, s[0], s[1], 5));
@@ -427,7 +427,7 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 			if (takes(k, c, op, batch) && !strstr(k->name, "_any"))
 				sweep_one(k->name, k->launch);
 		for (const auto &v : mla_variants)
-			if (c.topk == TOPK && c.cache == v.in->cache_dtype && (int)c.dim == v.in->dim_cap &&
+			if (batch >= 64 && c.cache == v.in->cache_dtype && (int)c.dim == v.in->dim_cap &&
 			    (int)c.value_dim == v.in->value_cap)
 				sweep_one(v.name, [&](const struct exl3_cuda_mla *a, cudaStream_t st) {
 					return exl3_mla::launch(*v.in, a, st);
@@ -539,12 +539,8 @@ int main(int argc, char **argv)
 	const std::vector<uint32_t> batches = {1, 2, 4, 8, 16, 32, 64, 128};
 
 	bench({16, 576, 512, EXL3_BF16, false, TOPK, 0}, batches, sweep);
-	/* What a launch costs with nothing, one, two, four blocks of keys a CTA. */
-	if (sweep)
-		for (uint32_t topk : {16u, 512u, 1024u})
-			bench({16, 576, 512, EXL3_BF16, false, topk, 0}, {1}, true);
 	bench({16, 512, 512, EXL3_BF16, false, TOPK, 0}, batches, false);
-	bench({16, 576, 512, EXL3_E4M3, false, TOPK, 0}, batches, sweep);
+	bench({16, 576, 512, EXL3_E4M3, false, TOPK, 0}, batches, false);
 	bench({16, 512, 512, EXL3_E4M3, false, TOPK, 0}, batches, false);
 	bench({16, 576, 512, EXL3_BF16, true, TOPK, 0}, batches, false);
 	bench({128, 576, 512, EXL3_BF16, false, TOPK, 0}, {1, 4, 16, 128}, sweep);

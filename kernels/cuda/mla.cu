@@ -121,7 +121,8 @@ struct split plan(const instance &in, uint64_t items, uint32_t topk, int sms, bo
 
 			if (ns < best.ns)
 				best = {s, c, ns};
-			if (keys <= 16 || waves > 2)
+			/* Without a cluster there are no pushes, so no groups either (see describe). */
+			if (keys <= 16 || waves > 2 || (clusters && s == 1))
 				break;
 		}
 	}
@@ -158,6 +159,9 @@ int describe(const struct exl3_cuda_mla *a, const instance &in, struct shape *re
 	}
 	const uint64_t items = queries * ret->head_tiles;
 
+	/* st.async needs a cluster launch; where clusters exist, groups are groups of clusters. */
+	if (clusters && ret->split.groups > 1 && ret->split.cluster == 1)
+		return -EOPNOTSUPP;
 	if (items * ret->split.cluster * ret->split.groups > INT32_MAX)
 		return -EOPNOTSUPP;
 	ret->part_bytes = ret->ml_bytes = 0;
