@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SIGHUP, drop-in files, what survives a restart of the worker, and a daemon that does nothing when idle."""
+import os
+import signal
+import time
+
+import exl3ref as ref
+from harness import MODELS, check, equal, wait_for
+
+TINY = os.path.join(MODELS, "tiny-llama")
+LAYERS = os.path.join(MODELS, "layers")
+
+
+def write(path, text):
+    with open(path, "w") as f:
+        f.write(text)
+
+
+def names(d):
+    return {m["name"]: m["state"] for m in d.status()["models"]}
+
+
+def hup(d, said, times):
+    """Reloads and waits for the line that says how it went."""
+    os.kill(d.proc.pid, signal.SIGHUP)
+    wait_for(lambda: d.log().count(said) == times, f"'{said}' in the log")
+
+
+def test_reload(env):
+    conf = env.path("d.conf")
+    os.makedirs(conf + ".d", exist_ok=True)
+    write(conf, f"clients-max = 9\nmodel = one={TINY}\n")
+    d = env.daemon(args=("--config", conf))
+    equal(names(d), {"one": "ready"}, "models at start")
+
+    # A new model in a drop-in is loaded, one that is no longer named stays.
+    write(conf, "clients-max = 9\n")
+    write(os.path.join(conf + ".d", "50-two.conf"), f"[model two]\npath = {LAYERS}\n")
+    hup(d, "configuration read again", 1)
+    wait_for(lambda: names(d) == {"one": "ready", "two": "ready"}, "second model")
+
+    # A file with a mistake changes nothing and is named, with its line.
+    write(os.path.join(conf + ".d", "60-bad.conf"), "\nclients-max = lots\n")
+    hup(d, "nothing was changed", 1)
+    check("60-bad.conf:2" in d.log(), f"the log does not name file and line: {d.log()[-500:]}")
+    equal(names(d), {"one": "ready", "two": "ready"}, "models after a broken file")
+
+    # What needs a restart is said, what does not counts at once.
+    write(os.path.join(conf + ".d", "60-bad.conf"), "queue-depth = 3\narena-max = 1M\n")
+    hup(d, "configuration read again", 2)
+    check("queue-depth changed" in d.log(), "a key that needs a restart is not named")
+    x = env.path("x.npy")
+    ref.npy_save(x, "<f4", (1024, 256), [0.5] * (1024 * 256))
+    rc, _, err = d.ctl("run", "linear", "two", "k4.mul1", x, "-o", env.path("y.npy"))
+    check(rc == 3 and "arena-max" in err, f"the new limit does not count: status {rc}, {err}")
+    equal(d.stop(), 0, "status after SIGTERM")
+
+
+def test_loads_survive_the_worker(env):
+    """A new worker has the models of the old one: those of the start and those that clients loaded and left."""
+    d = env.daemon((f"one={TINY}",))
+    d.ctl_ok("load", f"two={LAYERS}")
+    d.ctl_ok("load", f"three={TINY}")
+    d.ctl_ok("unload", "three")
+    rc, _, _ = d.ctl("load", "broken=/nonexistent")
+    equal(rc, 3, "status of a load that is refused")
+    os.kill(d.status()["worker_pid"], signal.SIGKILL)
+    wait_for(lambda: "generation 2" in d.log(), "second worker")
+    equal(names(d), {"one": "ready", "two": "ready"}, "models of the second worker")
+    equal(d.stop(), 0, "status after SIGTERM")
+
+
+def test_idle_means_asleep(env):
+    """Without work every thread sleeps, whoever is connected; spinning ends by itself."""
+    d = env.daemon((f"layers={LAYERS}",))
+    x = env.path("x.npy")
+    ref.npy_save(x, "<f4", (1, 256), [0.5] * 256)
+    for _ in range(3):
+        d.ctl_ok("run", "linear", "layers", "k4.mul1", x, "-o", env.path("y.npy"))
+    tasks = f"/proc/{d.status()['worker_pid']}/task"
+
+    def states():
+        found = set()
+        for tid in os.listdir(tasks):
+            with open(f"{tasks}/{tid}/stat") as f:
+                found.add(f.read().rpartition(")")[2].split()[0])
+        return found
+
+    wait_for(lambda: states() == {"S"}, "all threads asleep")
+    for _ in range(50):
+        time.sleep(0.005)
+        equal(states(), {"S"}, "states of an idle worker's threads")
+    equal(d.stop(), 0, "status after SIGTERM")
