@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers through exl3ctl against the independent reference: bitrates, codebooks, types, orders, padding."""
+import math
+
 import exl3ref as ref
 import harness
 from harness import check, equal
@@ -170,3 +172,19 @@ def test_fused_groups_equal_single_matrices(env):
                     check(got == want, f"{name}, {rows} rows: not the bits of the single matrices")
                 else:
                     near(got, want, "f4", f"{name}, {rows} rows")
+
+
+def test_nan_and_infinity_stay_in_their_rows(env):
+    d = env.shared()
+    x = wave(5 * 256, 16)
+    spoiled = list(x)
+    spoiled[1 * 256 + 7], spoiled[3 * 256 + 200] = math.nan, math.inf
+    for name, values in (("good", x), ("spoiled", spoiled)):
+        ref.npy_save(env.path(f"{name}.npy"), "<f4", (5, 256), values)
+    for module in ("k4.mul1", "k2.mcg"):
+        good, got = (ref.rows_of(run_linear(env, d, "layers", module, env.path(f"{n}.npy"), "--deterministic")[2], 384)
+                     for n in ("good", "spoiled"))
+        for r in (0, 2, 4):
+            check(got[r] == good[r], f"{module}: row {r} has other bits beside NaN and infinity")
+        for r in (1, 3):
+            check(not any(math.isfinite(v) for v in got[r]), f"{module}: a row of NaN or infinity gave finite numbers")
