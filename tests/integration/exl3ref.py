@@ -193,16 +193,22 @@ def load(*paths):
     return tensors
 
 
-def save(path, tensors):
-    """Writes name -> Tensor. No padding, as the genuine writer does it."""
+def save(path, tensors, holes=None):
+    """Writes name -> Tensor. No padding, as the genuine writer does it. holes: name -> (dtype, shape) of tensors of
+    zeros behind them, which take no space on the disk; 16-bit types."""
     header, at = {}, 0
     for name, t in tensors.items():
         header[name] = {"dtype": t.dtype, "shape": t.shape, "data_offsets": [at, at + len(t.data)]}
         at += len(t.data)
+    for name, (dtype, shape) in (holes or {}).items():
+        end = at + 2 * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
+        at = end
     text = json.dumps(header).encode()
     with open(path, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
         f.writelines(t.data for t in tensors.values())
+        f.truncate(8 + len(text) + at)
 
 
 # ---- NumPy files, as far as exl3ctl uses them ----

@@ -166,37 +166,58 @@ def test_unload_under_requests(env):
     equal(linear_status(env, d), (0, ""), "the other model")
 
 
+def slow_model(env, gib):
+    """A checkpoint that takes a while to read: a matrix, and a row table of zeros that is left out but read."""
+    folder = env.path(f"slow{gib}")
+    file = os.path.join(folder, "model.safetensors")
+    if not os.path.exists(file):
+        os.mkdir(folder)
+        tensors = {n: t for n, t in ref.load(os.path.join(MODELS, "layers", "layers.safetensors")).items()
+                   if n.startswith("k4.mul1.")}
+        ref.save(file, tensors, {"table.trellis": ("I16", [gib << 19, 1024])})
+    return folder
+
+
 def test_status_while_loading(env):
-    """The socket answers at once; a request to a model that is on its way is told so."""
-    fifo_dir = env.path("slow")
-    os.makedirs(fifo_dir, exist_ok=True)
-    big = os.path.join(fifo_dir, "model.safetensors")
-    if not os.path.exists(big):
-        one = ref.load(os.path.join(MODELS, "layers", "layers.safetensors"))
-        tensors = {}
-        for i in range(300):
-            for part in ("trellis", "suh", "svh", "mul1"):
-                tensors[f"m{i}.{part}"] = one[f"k8.mul1.{part}"]
-        ref.save(big, tensors)
-    d = env.daemon((f"slow={fifo_dir}",), wait=False)
-    answers = set()
+    """The socket answers at once and says how far the load is; a request to that model is told so, others run."""
+    d = env.daemon((LAYERS, f"slow={slow_model(env, 2)}"), wait=False)
+    progress, told = [], []
 
     def done():
         check(d.proc.poll() is None, f"the daemon ended: {d.log()}")
         rc, out, _ = d.ctl("status", "--json")
         if rc:
             return False
-        state = json.loads(out)["models"][0]["state"]
-        answers.add(state)
-        rc, err = linear_status(env, d, "m0.trellis"[:2], "slow")
-        if rc == 3:
-            check("loading" in err, f"a request while loading: {err}")
-            answers.add("told so")
-        else:
-            equal(rc, 0, f"a request ({err})")
-        return state == "ready"
-    wait_for(done, "the model")
-    check("ready" in answers, f"never ready: {answers}")
+        status = json.loads(out)
+        slow = next(m for m in status["models"] if m["name"] == "slow")
+        if slow["state"] == "loading":
+            equal(status["state"], "starting", "state of the daemon")
+            progress.append(slow["bytes_loaded"])
+            check(slow["bytes_loaded"] <= slow["bytes_total"], f"progress: {slow}")
+            rc, err = linear_status(env, d, model="slow")
+            if rc == 3:
+                check("loading" in err, f"a request while loading: {err}")
+                told.append(err)
+        return slow["state"] == "ready"
+    wait_for(done, "the model", 3 * WAIT)
+    check(len(progress) > 1 and progress[0] < progress[-1], f"no progress was shown: {progress}")
+    check(told, "no request was told that the model is loading")
+    equal(linear_status(env, d, model="slow"), (0, ""), "the model when it is there")
+    equal(linear_status(env, d), (0, ""), "the other model")
+
+
+def test_unload_while_loading(env):
+    """The load is given up; the name is free again."""
+    d = env.daemon((LAYERS,))
+    before = d.held()
+    d.ctl_ok("load", f"slow={slow_model(env, 64)}", "--no-wait")
+    equal(next(m for m in d.status()["models"] if m["name"] == "slow")["state"], "loading", "state")
+    equal(linear_status(env, d), (0, ""), "another model meanwhile")
+    d.ctl_ok("unload", "slow")
+    wait_for(lambda: len(d.status()["models"]) == 1, "the model to go")
+    d.ctl_ok("load", f"slow={env.model('layers')}")
+    d.ctl_ok("unload", "slow")
+    d.wait_held(before, "after a load that was given up")
 
 
 def test_worker_killed(env):
@@ -290,7 +311,9 @@ def test_drain_verb(env):
 
 
 def test_stop_while_loading_and_twice(env):
-    d = env.daemon((f"llama={env.model('tiny-llama')}",), wait=False)
+    """A load takes minutes: SIGTERM does not wait for it."""
+    d = env.daemon((f"slow={slow_model(env, 64)}",), wait=False)
+    wait_for(lambda: "loading" in d.log(), "the load to begin")
     d.proc.send_signal(signal.SIGTERM)
     d.proc.send_signal(signal.SIGTERM)
     check(d.wait_exit() in (0, -signal.SIGTERM), "status after two SIGTERMs at once")
