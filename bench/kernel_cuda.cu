@@ -9,10 +9,11 @@
  * faster than the read rate has a warm cache and fails. Small cells come first, and one is repeated last.
  *
  *       kernel_cuda [--m 1,8] [--shapes 0,1] [--bits 4,6] [--codebooks mcg,mul1] [--kernels A,B]
- *                   [--ablate] [--all] [--csv FILE] [--replays N] [--no-cublas]
+ *                   [--ablate] [--trace] [--all] [--csv FILE] [--replays N] [--no-cublas]
  *
  * --all prints every kernel of a cell, not only the fastest; --ablate leaves parts of the work out
- * (t: input transform, r: sums across blocks and output, d: decode and product) to place the time.
+ * (t: input transform, r: sums across blocks and output, d: decode and product) to place the time; --trace
+ * prints how many clocks blocks spend from point to point, mean and largest.
  */
 #include "kernels/cuda/launch.h"
 #include "kernels/format.h"
@@ -319,7 +320,7 @@ static std::vector<std::string> split(const char *s)
 
 struct options {
 	std::vector<std::string> kernels;
-	bool all = false, ablate = false;
+	bool all = false, ablate = false, trace = false;
 	FILE *csv = NULL;
 };
 
@@ -330,6 +331,31 @@ static std::string cell_name(const cell &c)
 	snprintf(t, sizeof(t), "%ux%u%s %g bits %s", c.s.k, c.s.n, c.s.shards > 1 ? " (2 shards)" : "", c.rate2 / 2.0,
 		 codebooks[c.codebook]);
 	return t;
+}
+
+/* The last blocks' points in time; they lie at the end of the workspace. */
+static void print_trace(const exl3_cuda_linear_kernel *kern, const cell &c)
+{
+	static const char *const steps[] = {"start", "image", "main", "flush", "sums"};
+	const int blocks = 96;
+	std::vector<uint32_t> t(blocks * 8);
+
+	run_cell(kern, c, false, 8);
+	CK(cudaStreamSynchronize(stream));
+	CK(cudaMemcpy(t.data(), ws + ws_bytes - (64u << 20) - t.size() * 4, t.size() * 4, cudaMemcpyDeviceToHost));
+	printf("    %-32s m %4u %-20s clocks:", cell_name(c).c_str(), c.m, kern->name);
+	for (int p = 0; p < 5; p++) {
+		double sum = 0, top = 0;
+
+		for (int i = 0; i < blocks; i++) {
+			const double d = (double)(t[i * 8 + p + 1] - t[i * 8 + p]);
+
+			sum += d;
+			top = std::max(top, d);
+		}
+		printf("  %s %.0f (%.0f)", steps[p], sum / blocks, top);
+	}
+	printf("\n");
 }
 
 static double measure(const cell &c, const options &o, const blas &b)
@@ -362,6 +388,8 @@ static double measure(const cell &c, const options &o, const blas &b)
 					printf("  %s %.2f", what[f], run_cell(k, c, false, f));
 				printf("\n");
 			}
+			if (o.trace && table == exl3_cuda_gemv_kernels)
+				print_trace(k, c);
 			if (us < best_us) {
 				best_us = us;
 				best = k;
@@ -396,7 +424,8 @@ int main(int argc, char **argv)
 		const std::string opt = argv[i];
 		const char *val = i + 1 < argc ? argv[i + 1] : "";
 
-		if (opt == "--all" || opt == "--ablate" || opt == "--no-cublas") {
+		if (opt == "--all" || opt == "--ablate" || opt == "--no-cublas" || opt == "--trace") {
+			o.trace |= opt == "--trace";
 			o.all |= opt == "--all";
 			o.ablate |= opt == "--ablate";
 			use_blas &= opt != "--no-cublas";
@@ -483,7 +512,7 @@ int main(int argc, char **argv)
 	options quiet = o;
 
 	quiet.csv = NULL;
-	quiet.all = quiet.ablate = false;
+	quiet.all = quiet.ablate = quiet.trace = false;
 	const double again = cells.empty() ? NAN : measure(cells[0], quiet, b);
 
 	printf("%-36s", "us (fastest kernel)");

@@ -32,7 +32,7 @@ static __global__ void __launch_bounds__(128) gemv_image_kernel(const __grid_con
 	grid_wait();
 	if (!(a.ablate & ABLATE_TRANSFORM))
 		gemv_transform(a, a.shard[blockIdx.y].suh, 0, a.kt / 8,
-			       a.image + (size_t)blockIdx.y * a.kt * (a.b_line / 4), NULL,
+			       a.image + (size_t)blockIdx.y * a.kt * a.m * 8, NULL,
 			       blockIdx.x * 4 + (threadIdx.x >> 5), gridDim.x * 4);
 }
 
@@ -40,7 +40,6 @@ struct gemv_plan {
 	const gemv_instance *inst;
 	uint32_t blocks;
 	uint32_t image_blocks; /* 0: shared */
-	uint32_t stages;
 	uint32_t smem;
 };
 
@@ -59,24 +58,10 @@ static const gemv_instance *gemv_find(const struct exl3_matrix *w, uint32_t m, i
 	return best;
 }
 
-/* Bytes of the image per k-tile. */
-static uint32_t gemv_b_line(const gemv_instance *i, uint32_t m)
+static bool gemv_fits(const gemv_instance *i, uint32_t m, gemv_plan *p)
 {
-	return (i->form == FORM_WGMMA ? i->shape.tokens : m) * 32;
-}
-
-/* Stages and shared memory of a block; a bulk pipeline is as deep as its steps and the memory allow. */
-static bool gemv_fits(const gemv_instance *i, uint32_t m, uint32_t steps, gemv_plan *p)
-{
-	const uint32_t max = i->pipe == PIPE_BULK ? (steps < 3 ? 3 : steps > 16 ? 16 : steps) : i->shape.stages;
-	const uint32_t min = i->pipe == PIPE_BULK ? 3 : max;
-
-	for (p->stages = max; p->stages >= min; p->stages--) {
-		p->smem = gemv_shared(i->shape, m, gemv_b_line(i, m), p->image_blocks, p->stages).total;
-		if (p->smem <= gemv_smem_max(i))
-			return true;
-	}
-	return false;
+	p->smem = gemv_shared(i->shape, m, p->image_blocks).total;
+	return p->smem <= gemv_smem_max(i) && (size_t)p->blocks * m * 512 <= EXL3_CUDA_WS_ZERO;
 }
 
 /*
@@ -108,15 +93,13 @@ static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matri
 			span = kb;
 				const bool heavy = span * a->m > 8 * 8 * i->shape.warps;
 
-		const uint32_t steps = (positions + blocks - 1) / blocks / i->kg + 1;
-
-		*ret = gemv_plan{i, blocks, span, 0, 0};
+		*ret = gemv_plan{i, blocks, span, 0};
 		if (mode == MODE_SHARED || (mode == MODE_AUTO && heavy && i->form != FORM_BYTES) ||
-		    !gemv_fits(i, a->m, steps, ret)) {
+		    !gemv_fits(i, a->m, ret)) {
 			if (i->form == FORM_BYTES || mode == MODE_FUSED)
 				continue;
 			ret->image_blocks = 0;
-			if (!gemv_fits(i, a->m, steps, ret))
+			if (!gemv_fits(i, a->m, ret))
 				continue;
 		}
 		return 0;
@@ -124,12 +107,9 @@ static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matri
 	return -EOPNOTSUPP;
 }
 
-/* Of the shared image; wgmma's is padded to its column groups. */
 static size_t gemv_image_bytes(const struct exl3_cuda_linear *a)
 {
-	const uint32_t tokens = a->m <= 8 ? 8 : a->m <= 16 ? 16 : 32;
-
-	return (size_t)a->nr_shards * a->shard[0].k / 16 * tokens * 32;
+	return (size_t)a->nr_shards * a->shard[0].k / 16 * a->m * 32;
 }
 
 /* Shards that are alike, from @from on, packed into one launch; @done marks them. */
@@ -229,15 +209,12 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int variant, enum gemv_
 		g.positions = strips * g.kt;
 		g.share = g.positions / p.blocks;
 		g.rest = g.positions % p.blocks;
-		g.stages = p.stages;
-		g.core = p.inst->form == FORM_WGMMA;
-		g.b_line = gemv_b_line(p.inst, a->m);
 		g.image_blocks = p.image_blocks;
 		g.ablate = a->ablate;
 		g.slots = (uint32_t *)a->ws;
 		g.image = (uint32_t *)((char *)a->ws + EXL3_CUDA_WS_ZERO);
-		if ((size_t)p.blocks * a->m * 512 > EXL3_CUDA_WS_ZERO ||
-		    a->ws_bytes < EXL3_CUDA_WS_ZERO + (p.image_blocks ? 0 : gemv_image_bytes(a)))
+		g.trace = (uint32_t *)((char *)a->ws + a->ws_bytes) - 8 * p.blocks;
+		if (a->ws_bytes < EXL3_CUDA_WS_ZERO + (p.image_blocks ? 0 : gemv_image_bytes(a)))
 			return -ENOMEM;
 		if (!p.image_blocks) {
 			const uint32_t steps = (g.kt / 8 * a->m + 7) / 8;
@@ -254,7 +231,7 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int variant, enum gemv_
 					 cudaFuncAttributeMaxDynamicSharedMemorySize, (int)p.smem);
 		if (e == cudaSuccess)
 			e = gemv_launch_one((const void *)p.inst->kernel, dim3(p.blocks),
-					    p.inst->threads, p.smem, programmatic, &g, stream);
+					    p.inst->shape.warps * 32u, p.smem, programmatic, &g, stream);
 		if (e != cudaSuccess)
 			return -EIO;
 		programmatic = a->programmatic && a->device_cc >= 90;
@@ -280,15 +257,9 @@ extern "C" const struct exl3_cuda_linear_kernel exl3_cuda_gemv_kernels[] = {
 	GEMV_KERNEL("gemv", 0, MODE_AUTO),
 	GEMV_KERNEL("gemv_fused", 0, MODE_FUSED),
 	GEMV_KERNEL("gemv_shared", 0, MODE_SHARED),
-	GEMV_KERNEL("gemv_bulk", 1, MODE_AUTO),
-	GEMV_KERNEL("gemv_bulk_shared", 1, MODE_SHARED),
-	GEMV_KERNEL("gemv_bulk_x3", 2, MODE_AUTO),
-	GEMV_KERNEL("gemv_bulk_w12", 3, MODE_AUTO),
-	GEMV_KERNEL("gemv_bulk_hx2", 4, MODE_AUTO),
-	GEMV_KERNEL("gemv_bulk_w16", 5, MODE_AUTO),
-	GEMV_KERNEL("gemv_wgmma", 6, MODE_AUTO),
-	GEMV_KERNEL("gemv_wgmma_shared", 6, MODE_SHARED),
-	GEMV_KERNEL("gemv_wgmma_w16", 7, MODE_AUTO),
-	GEMV_KERNEL("gemv_wgmma_w12", 8, MODE_AUTO),
+	GEMV_KERNEL("gemv_w8", 1, MODE_AUTO),
+	GEMV_KERNEL("gemv_nt4", 2, MODE_AUTO),
+	GEMV_KERNEL("gemv_hx2", 3, MODE_AUTO),
+	GEMV_KERNEL("gemv_w20", 4, MODE_AUTO),
 	{},
 };

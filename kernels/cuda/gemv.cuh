@@ -16,15 +16,14 @@
  *       warp (kg, half)   every KG-th position of the range, NT of the strip's 8 tiles
  *       lane              A fragment of a tile from its bits (trellis.cuh), B fragment from the image of x
  *
- * Stages against time. PIPE_ASYNC (sm_80 and newer), per warp, no block barrier inside a strip:
+ * Stages against time, per warp; no block barrier inside a strip:
  *
  *       cp.async      weights of step i + S - 1 (and B of that step when the image is in global memory)
  *       decode, mma   step i
  *
- * PIPE_BULK (sm_90): one more warp copies for all, lane kg for the warps of group kg, S stages ahead:
- *
- *       producer      wait empty[i % S]; bulk copies of KG positions -> full[i % S]
- *       consumers     wait full[i % S]; decode, mma; arrive empty[i % S]
+ * (Bulk copies with a producer warp were slower: a k-tile of a strip is 256 bytes per bit, and copies of
+ * 1 KiB reach half of the memory's rate.) Between strips only counters live: what the main loop needs is
+ * made anew before it, so that the register needs of the transform and of the sums do not add to its own.
  *
  * The image of x, H(x * suh) / 8 as fp16: 8 words per token and 16 values of k in the order of the B
  * fragment. Fused: each block makes the part that its range needs, in shared memory, while its first
@@ -50,7 +49,6 @@ enum gemv_form {
 	FORM_DUP,    /* mcg, 3inst; m <= 8 */
 	FORM_PACKED, /* any */
 	FORM_BYTES,  /* mul1: int8, two columns per token (value = hi + lo / 254), m <= 4 * MG */
-	FORM_WGMMA,  /* any, sm_90: a warpgroup per position, A from registers, B from the image */
 };
 
 struct gemv_shard {
@@ -72,48 +70,36 @@ struct gemv_args {
 	uint32_t m_inverse;    /* ceil(2^32 / m), for m > 1 */
 	uint32_t positions;    /* of all shards */
 	uint32_t share, rest;  /* positions / blocks, and the remainder: one more for the first blocks */
-	uint32_t stages;       /* of the bulk pipeline */
-	uint32_t b_line;       /* bytes of the image per k-tile */
-	bool core;             /* image in the order that wgmma reads, see gemv_image_offset() */
 	uint32_t image_blocks; /* fused: 128-blocks of k that the image in shared memory holds; else 0 */
 	uint32_t ablate;       /* bench only: what is left out, enum gemv_ablate */
 	uint32_t *image;       /* shared: [shard][k / 16][m][8] words */
 	uint32_t *slots;       /* [block][m][128] handed-over sums */
+	uint32_t *trace;       /* ABLATE_TRACE: [block][8] */
 };
 
 enum gemv_ablate {
 	ABLATE_TRANSFORM = 1, /* the image is not made */
 	ABLATE_REDUCE = 2,    /* no sums across blocks, no output */
 	ABLATE_DECODE = 4,    /* weights are loaded, not used */
+	ABLATE_TRACE = 8,     /* points in time are written to trace */
 };
 
-enum gemv_pipe { PIPE_ASYNC, PIPE_BULK };
-
-template <int RATE2_, int CB_, gemv_form FORM_, int MG_, int NT_, int WARPS_, int PER_SM_, int HX_,
-	  gemv_pipe PIPE_>
+template <int RATE2_, int CB_, gemv_form FORM_, int MG_, int NT_, int WARPS_, int PER_SM_, int HX_>
 struct gemv_cfg {
-	static constexpr gemv_pipe PIPE = PIPE_;
 	static constexpr int RATE2 = RATE2_, CB = CB_, MG = MG_, NT = NT_, WARPS = WARPS_;
 	static constexpr int PER_SM = PER_SM_, HX = HX_;
 	static constexpr gemv_form FORM = FORM_;
-	static constexpr int HALVES = FORM == FORM_WGMMA ? 4 : 8 / NT; /* parts of a strip's columns */
+	static constexpr int HALVES = 8 / NT;         /* parts of a strip's columns */
 	static constexpr int KG     = WARPS / HALVES; /* positions in work at a time */
 	static constexpr int TOKENS = FORM == FORM_BYTES ? 4 * MG : 8 * MG;
 	static constexpr int ITEM   = NT * 16 * RATE2; /* bytes of weights of a warp's step */
-	/* A warp's tiles of a position: first one, and from one to the next. wgmma interleaves four warps. */
-	static constexpr int PART      = FORM == FORM_WGMMA ? 16 * RATE2 : ITEM;
-	static constexpr int TILE_STEP = FORM == FORM_WGMMA ? 64 * RATE2 : 16 * RATE2;
-	static constexpr int SOURCE = PIPE == PIPE_BULK ? 8 * 16 * RATE2 : ITEM; /* bytes of one copy */
-	static constexpr int LINES  = PIPE == PIPE_BULK ? KG : WARPS;            /* copies of a stage */
-	static constexpr int THREADS = 32 * (WARPS + (PIPE == PIPE_BULK));
-	/* Enough stages to cover the latency of memory: about 48 KiB of an SM in flight. */
-	static constexpr int FIT = 96 * 1024 / PER_SM / (LINES * (SOURCE + (FORM == FORM_BYTES ? 0 : 32 * TOKENS)));
+	/* Enough stages to cover the latency of memory: about 96 KiB of an SM, most of it in flight. */
+	static constexpr int FIT = 96 * 1024 / (WARPS * PER_SM) / (ITEM + (MG == 1 ? 0 : 32 * TOKENS));
 	static constexpr int STAGES = FIT < 3 ? 3 : FIT > 8 ? 8 : FIT;
 	static constexpr int ROW    = NT * 16 + 4; /* floats: a warp's four quarters in different banks */
 	static constexpr int RED    = TOKENS < 16 ? TOKENS : 16; /* tokens reduced at a time */
 
 	static_assert(8 % NT == 0 && WARPS % HALVES == 0, "warps tile a strip");
-	static_assert(FORM != FORM_WGMMA || (NT == 2 && PIPE == PIPE_BULK), "two tiles per warp of a warpgroup");
 	static_assert(ITEM % 16 == 0, "copies of 16 bytes");
 	static_assert(FORM != FORM_DUP || MG == 1, "dup is for one group of columns");
 	static_assert(FORM != FORM_BYTES || CB == CB_MUL1, "bytes are a mul1 form");
@@ -122,33 +108,31 @@ struct gemv_cfg {
 
 /* What the host needs to know of a shape, and the device's layout follows from: one truth for both. */
 struct gemv_shape {
-	uint8_t lines, warps, stages, tokens;
-	uint16_t source, row, red;
+	uint8_t warps, stages, tokens, red;
+	uint16_t item, row;
 };
 
 template <class C>
 static constexpr EXL3_HD gemv_shape gemv_shape_of()
 {
-	return {C::LINES, C::WARPS, C::STAGES, C::TOKENS, C::SOURCE, C::ROW, C::RED};
+	return {C::WARPS, C::STAGES, C::TOKENS, C::RED, C::ITEM, C::ROW};
 }
 
 /* Shared memory of a block, in bytes. */
 struct gemv_layout {
-	uint32_t line; /* of one copy: weights, then B if the image is shared */
-	uint32_t red, image, peak, bars, total;
+	uint32_t stage; /* of one warp: weights, then B if the image is shared */
+	uint32_t red, image, peak, total;
 };
 
-static EXL3_HD gemv_layout gemv_shared(const gemv_shape &s, uint32_t m, uint32_t b_line, uint32_t image_blocks,
-				       uint32_t stages)
+static EXL3_HD gemv_layout gemv_shared(const gemv_shape &s, uint32_t m, uint32_t image_blocks)
 {
 	gemv_layout l;
 
-	l.line = s.source + (image_blocks ? 0 : b_line);
-	l.red = stages * s.lines * l.line;
+	l.stage = s.item + (image_blocks ? 0 : 32 * m);
+	l.red = s.warps * s.stages * l.stage;
 	l.image = l.red + s.warps * (m < s.red ? m : s.red) * s.row * 4;
-	l.peak = l.image + image_blocks * 8 * b_line;
-	l.bars = l.peak + 4 * 8;
-	l.total = l.bars + 2 * 8 * stages;
+	l.peak = l.image + image_blocks * 8 * m * 32;
+	l.total = l.peak + 4 * 8;
 	return l;
 }
 
@@ -164,6 +148,7 @@ EXL3_DEV int gemv_shard_of(const gemv_args &a, uint32_t strip)
 {
 	int s = 0;
 
+#pragma unroll 1
 	for (uint32_t i = 1; i < a.nr_shards; i++)
 		if (strip >= a.shard[i].strip)
 			s = (int)i;
@@ -174,18 +159,6 @@ EXL3_DEV int gemv_shard_of(const gemv_args &a, uint32_t strip)
 EXL3_DEV uint32_t gemv_div_m(const gemv_args &a, uint32_t i)
 {
 	return a.m == 1 ? i : __umulhi(i, a.m_inverse);
-}
-
-/*
- * Words of the image before word had_word(0, lane) of @token in a k-tile. Plain: 8 words per token, as a
- * lane reads them. Core: wgmma's K-major operand without swizzle, 8 tokens x 8 values (128 bytes) after
- * 8 tokens x 8 values: the other half of k 32 words on, the next 8 tokens 64 words on.
- */
-EXL3_DEV uint32_t gemv_image_offset(const gemv_args &a, uint32_t token, int lane)
-{
-	const uint32_t w = had_word(0, lane); /* bits: k1, k3 */
-
-	return a.core ? (token >> 3) * 64 + (token & 7) * 4 + (w & 1) * 32 + (w >> 1) : token * 8 + w;
 }
 
 /*
@@ -231,16 +204,15 @@ EXL3_DEV void gemv_transform(const gemv_args &a, const __half *suh, uint32_t kb0
 			if (ro >= total)
 				continue;
 			const uint32_t block = gemv_div_m(a, ro), token = ro - block * m;
-			uint32_t *out = image + (block * 8 + had_group(0, lane)) * (a.b_line / 4) +
-					gemv_image_offset(a, token, lane);
-			const uint32_t next = a.core ? 2 : 4; /* from bit k2 = 0 to 1 */
+			uint32_t *out = image + ((block * 8 + had_group(0, lane)) * m + token) * 8 +
+					had_word(0, lane);
 			uint32_t top = 0;
 
 #pragma unroll
 			for (int i = 0; i < 8; i++) {
 				const uint32_t v = had_pack(d[i], odd);
 
-				out[(i >> 1) * (a.b_line / 2) + (i & 1) * next] = v;
+				out[(i >> 1) * 16 * m + (i & 1) * 4] = v;
 				/* fp16 bits without the sign order like the values, NaN above all. */
 				top = max(top, max(v & 0x7fff, v >> 16 & 0x7fff));
 			}
@@ -255,9 +227,9 @@ EXL3_DEV void gemv_transform(const gemv_args &a, const __half *suh, uint32_t kb0
  * fp16 image to int8 in place: the word pair of a lane quarter becomes its four hi and four lo bytes.
  * @peak: fp16 bits of each token's largest |value|.
  */
-EXL3_DEV void gemv_quantize(uint32_t *image, uint32_t pairs, uint32_t m, const uint32_t *peak, uint32_t threads)
+EXL3_DEV void gemv_quantize(uint32_t *image, uint32_t pairs, uint32_t m, const uint32_t *peak)
 {
-	for (uint32_t i = threadIdx.x; i < pairs; i += threads) {
+	for (uint32_t i = threadIdx.x; i < pairs; i += blockDim.x) {
 		const uint2 v = ((const uint2 *)image)[i];
 		const float top = half_bits(peak[(i >> 2) % m]);
 		const float q = top * (1.0f / 127.0f), inv = top > 0.0f ? 127.0f / top : 0.0f;
@@ -328,9 +300,9 @@ EXL3_DEV void gemv_clear(gemv_acc<C> &acc)
 
 /* This lane's part of the B image of a k-tile: byte offset of its words, per group of columns. */
 template <class C>
-EXL3_DEV void gemv_b_offsets(uint32_t m, uint32_t (&offset)[C::MG])
+EXL3_DEV void gemv_b_offsets(int lane, uint32_t m, uint32_t (&offset)[C::MG])
 {
-	const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+	const int g = lane >> 2, q = lane & 3;
 
 	/* Columns beyond m repeat the last token; nobody reads them. */
 #pragma unroll
@@ -383,7 +355,7 @@ EXL3_DEV void gemv_step(uint32_t tiles, const run_lane<C::RATE2> &rl, uint32_t b
 	for (int t = 0; t < C::NT; t++) {
 		uint32_t v[run<C::RATE2>::NV];
 
-		rl.load(addr, t * C::TILE_STEP, v);
+		rl.load(addr, t * 16 * C::RATE2, v);
 		if constexpr (C::FORM == FORM_DUP) {
 			uint32_t r[8];
 
@@ -393,7 +365,7 @@ EXL3_DEV void gemv_step(uint32_t tiles, const run_lane<C::RATE2> &rl, uint32_t b
 		} else if constexpr (C::FORM == FORM_BYTES) {
 			uint32_t r[8];
 
-			decode_bytes<C::RATE2, C::HX>(v, r);
+			decode_products<C::RATE2, C::CB, C::HX>(v, r);
 #pragma unroll
 			for (int j = 0; j < C::MG; j++) {
 				mma_u8s8(acc.i[t][j], r[0], r[4], r[1], r[5], b0[j], b1[j]);
@@ -407,32 +379,6 @@ EXL3_DEV void gemv_step(uint32_t tiles, const run_lane<C::RATE2> &rl, uint32_t b
 			for (int j = 0; j < C::MG; j++)
 				mma_f16(acc.f[t][j], r[0], r[1], r[2], r[3], b0[j], b1[j]);
 		}
-	}
-}
-
-/* The same for a warpgroup: warp v decodes tiles v and v + 4, two products of 64 columns are in flight. */
-template <class C, class F>
-EXL3_DEV void gemv_step_wgmma(uint32_t tiles, const run_lane<C::RATE2> &rl, uint64_t b, uint32_t (&r)[2][4],
-			      gemv_acc<C> &acc, F release_last)
-{
-	uint32_t addr[run<C::RATE2>::NV + 1];
-
-#pragma unroll
-	for (int j = 0; j <= run<C::RATE2>::NV; j++)
-		addr[j] = tiles + rl.offset[j];
-#pragma unroll
-	for (int t = 0; t < 2; t++) {
-		uint32_t v[run<C::RATE2>::NV];
-
-		rl.load(addr, t * C::TILE_STEP, v);
-		decode_packed<C::RATE2, C::CB, C::HX>(v, r[t]);
-		wg_fence();
-		wg_mma(acc.f[t], r[t], b);
-		wg_commit();
-		/* The other registers are free again; after t = 0, the products of the step before have ended. */
-		wg_wait<1>();
-		if (t == 0)
-			release_last();
 	}
 }
 
@@ -546,9 +492,7 @@ EXL3_DEV void gemv_reduce(const gemv_args &a, const gemv_shard &s, uint32_t stri
 	keep(lane);
 	const uint32_t tokens = min(a.m - token0, (uint32_t)C::RED);
 	const uint32_t part = min(a.m, (uint32_t)C::RED) * C::ROW;
-	const uint32_t tile = lane >> 2;
-	const uint32_t half = C::FORM == FORM_WGMMA ? tile & 3 : tile / C::NT;
-	const uint32_t col = (C::FORM == FORM_WGMMA ? tile >> 2 : tile % C::NT) * 16 + 4 * (lane & 3);
+	const uint32_t half = 4 * lane / (C::NT * 16), col = 4 * lane % (C::NT * 16);
 	const uint32_t first = strip * a.kt;
 	const size_t stride = (size_t)a.m * 128;
 	uint32_t c = blockIdx.x;
@@ -605,44 +549,44 @@ EXL3_DEV void gemv_reduce(const gemv_args &a, const gemv_shard &s, uint32_t stri
 }
 
 /*
- * What a warp copies next: position by position downwards, KG apart. Inside a strip only pointers move;
- * the rest is worked out again at its end.
+ * What a warp copies next: positions downwards, KG apart. Inside a strip only pointers move; the rest is
+ * worked out again at its end.
  */
 template <class C>
 struct gemv_loader {
 	int left;        /* steps to the end of the warp's work */
 	int strip_left;  /* steps to the end of the strip */
-	int position;    /* of the strip's first step that is not in strip_left */
-	uint32_t offset, b_offset; /* of this lane's bytes in a strip's weights and in B */
+	int position;    /* of the first step after this strip's */
+	uint32_t strip;
 	const char *src; /* this lane's bytes of the weights */
 	const char *b;   /* shared image: this lane's bytes of it */
-	size_t row, b_row; /* bytes to the next step's */
+	uint32_t row;    /* bytes to the next step's weights */
 
 	EXL3_DEV_MEMBER void enter_strip(const gemv_args &a, uint32_t begin)
 	{
-		const uint32_t strip = (uint32_t)position / a.kt, top = strip * a.kt;
-		const uint32_t kt = (uint32_t)position - top;
+		const uint32_t lane = threadIdx.x & 31, half = (threadIdx.x >> 5) % C::HALVES;
+
+		while (position < (int)(strip * a.kt))
+			strip--;
+		const uint32_t top = strip * a.kt, kt = (uint32_t)position - top;
 		const int shard = gemv_shard_of(a, strip);
 		const gemv_shard &s = a.shard[shard];
-		const size_t tile_row = (size_t)s.nt * (16 * C::RATE2);
+		const uint32_t tile_row = s.nt * (16 * C::RATE2);
 
 		row = C::KG * tile_row;
-		src = (const char *)s.trellis + kt * tile_row +
-		      (strip - s.strip) * (8 * 16 * C::RATE2) + offset;
-		b_row = (size_t)C::KG * a.b_line;
-		b = (const char *)a.image + ((size_t)shard * a.kt + kt) * a.b_line + b_offset;
+		src = (const char *)s.trellis + (size_t)kt * tile_row +
+		      ((strip - s.strip) * 8 + half * C::NT) * (16 * C::RATE2) + lane * 16;
+		b = (const char *)a.image + ((size_t)shard * a.kt + kt) * a.m * 32 + lane * 16;
 		strip_left = (position - (int)max(begin, top)) / C::KG + 1;
 		position -= strip_left * C::KG;
 	}
 
-	EXL3_DEV_MEMBER void start(const gemv_args &a, uint32_t begin, int first, uint32_t offset_,
-				   uint32_t b_offset_)
+	/* At @first, which lies in strip @strip_ or below it. */
+	EXL3_DEV_MEMBER void start(const gemv_args &a, uint32_t begin, int first, uint32_t strip_)
 	{
 		position = first;
-		offset = offset_;
-		b_offset = b_offset_;
+		strip = strip_;
 		left = first >= (int)begin ? (first - (int)begin) / C::KG + 1 : 0;
-		strip_left = 0;
 		if (left)
 			enter_strip(a, begin);
 	}
@@ -650,7 +594,7 @@ struct gemv_loader {
 	EXL3_DEV_MEMBER void next(const gemv_args &a, uint32_t begin)
 	{
 		src -= row;
-		b -= b_row;
+		b -= C::KG * a.m * 32;
 		if (--left && !--strip_left)
 			enter_strip(a, begin);
 	}
@@ -676,329 +620,178 @@ struct gemv_loader {
 	}
 };
 
-/* The pipeline of a warp with cp.async: it copies for itself. */
+/* Points in time of a block, for the benchmark (ABLATE_TRACE): clocks since its start, by thread 0. */
+EXL3_DEV void gemv_trace(const gemv_args &a, int point)
+{
+	if ((a.ablate & ABLATE_TRACE) && threadIdx.x == 0)
+		a.trace[blockIdx.x * 8 + point] = clock32();
+}
+
+/* Fused: the part of the image that the rest of the range needs; returns its first block of k. */
 template <class C>
-struct gemv_async {
-	gemv_loader<C> in;
-	uint32_t ring, end, line, dst, tiles;
+EXL3_DEV uint32_t gemv_make_image(const gemv_args &a, const gemv_layout &l, int shard, uint32_t begin, uint32_t hi,
+				  char *smem)
+{
+	uint32_t *image = (uint32_t *)(smem + l.image);
+	uint32_t *peak = (uint32_t *)(smem + l.peak);
+	const uint32_t kb = a.kt / 8;
+	uint32_t nb = (hi - 1) / 8 - begin / 8 + 1;
+	uint32_t kb0 = begin / 8 % kb;
 
-	EXL3_DEV_MEMBER void start(const gemv_args &a, uint32_t smem, const gemv_layout &l, uint32_t begin, int first)
-	{
-		const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-
-		line = l.line;
-		ring = smem + warp * C::STAGES * line;
-		end = ring + C::STAGES * line;
-		dst = ring + lane * 16;
-		tiles = ring;
-		in.start(a, begin, first, warp % C::HALVES * C::ITEM + lane * 16, lane * 16);
-		gemv_loader<C> in_b = in;
-		/* Weights do not depend on earlier kernels: asked for before anything is waited for. */
-#pragma unroll 1
-		for (int s = 0; s < C::STAGES - 1; s++) {
-			if (in.left) {
-				in.copy_weights(dst);
-				in.next(a, begin);
-			}
-			dst += line;
-			if (a.image_blocks)
-				cp_async_commit();
-		}
-		grid_wait();
-		if (a.image_blocks)
-			return;
-#pragma unroll 1
-		for (int s = 0; s < C::STAGES - 1; s++) {
-			if (in_b.left) {
-				in_b.copy_b(ring + s * line + C::ITEM + lane * 16, a.m);
-				in_b.next(a, begin);
-			}
-			cp_async_commit();
-		}
+	if (nb >= kb) {
+		kb0 = 0;
+		nb = kb;
 	}
+	__syncthreads(); /* the image before is not used any more */
+	if (C::FORM == FORM_BYTES) {
+		if (threadIdx.x < a.m)
+			peak[threadIdx.x] = 0;
+		__syncthreads();
+	}
+	if (!(a.ablate & ABLATE_TRANSFORM))
+		gemv_transform(a, a.shard[shard].suh, kb0, nb, image,
+			       C::FORM == FORM_BYTES ? peak : (uint32_t *)NULL, threadIdx.x >> 5, C::WARPS);
+	__syncthreads();
+	if (C::FORM == FORM_BYTES) {
+		gemv_quantize(image, nb * 8 * a.m * 4, a.m, peak);
+		__syncthreads();
+	}
+	return kb0;
+}
 
-	/* Returns the address of the step's weights; the slot of the step before is refilled. */
-	EXL3_DEV_MEMBER uint32_t acquire(const gemv_args &a, uint32_t begin)
-	{
+/* A warp's steps of one strip. @issued, @taken: its steps copied and multiplied so far, in its whole range. */
+template <class C>
+EXL3_DEV void gemv_strip(const gemv_args &a, const gemv_layout &l, uint32_t smem, uint32_t begin, uint32_t end,
+			 uint32_t strip, uint32_t kb0, int &issued, int &taken, gemv_acc<C> &acc)
+{
+	uint32_t thread = threadIdx.x;
+
+	keep(thread); /* nothing of this is kept between strips */
+	const uint32_t warp = thread >> 5, lane = thread & 31;
+	const int first = (int)(end - 1 - warp / C::HALVES);
+	const uint32_t top = strip * a.kt, lo = max(begin, top), m = a.m;
+	const int position = first - taken * C::KG;
+	const bool fused = a.image_blocks != 0, decode = !(a.ablate & ABLATE_DECODE);
+	int steps = position >= (int)lo ? (position - (int)lo) / C::KG + 1 : 0;
+	/* A strip's k-tiles lie in the image in one piece. */
+	const int kt = position - (int)top;
+	const int image_row = kt >= (int)(8 * kb0) ? kt - (int)(8 * kb0) : kt + (int)(a.kt - 8 * kb0);
+	const run_lane<C::RATE2> rl(lane);
+	uint32_t b_offset[C::MG];
+	uint32_t stage = l.stage, ring = smem + warp * C::STAGES * stage, ring_end = ring + C::STAGES * stage;
+	uint32_t tiles = ring + taken % C::STAGES * stage;
+	uint32_t dst = ring + (taken + C::STAGES - 1) % C::STAGES * stage + lane * 16;
+	uint32_t b_image = smem + l.image + image_row * (m * 32), b_step = C::KG * m * 32;
+	gemv_loader<C> in;
+
+	keep(stage);
+	keep(ring);
+	keep(ring_end);
+	keep(b_step);
+	gemv_b_offsets<C>(lane, m, b_offset);
+	in.start(a, begin, first - issued * C::KG, strip);
+	issued += in.left < steps ? in.left : steps;
+	taken += steps;
+#pragma unroll 1
+	for (; steps > 0; steps--) {
 		cp_async_wait<C::STAGES - 2>();
-		__syncwarp(); /* all lanes are past the step before */
+		__syncwarp();
+		/* The slot of the step before is free: all lanes are past it. */
 		if (in.left) {
 			in.copy_weights(dst);
-			if (!a.image_blocks)
-				in.copy_b(dst + C::ITEM, a.m);
+			if (!fused)
+				in.copy_b(dst + C::ITEM, m);
 			in.next(a, begin);
 		}
 		cp_async_commit();
-		dst = dst + line >= end ? dst + line - C::STAGES * line : dst + line;
-		return tiles;
-	}
-
-	EXL3_DEV_MEMBER uint32_t b(uint32_t t) const { return t + C::ITEM; }
-	EXL3_DEV_MEMBER void release() { tiles = tiles + line == end ? ring : tiles + line; }
-};
-
-/* A consumer's side of the pipeline with bulk copies. */
-template <class C>
-struct gemv_bulk {
-	uint32_t tiles, ring, ring_end, line;
-	uint32_t full, full0; /* barrier of the slot, of slot 0 */
-	uint32_t phase, to_b, leader, to_empty;
-	uint32_t held; /* barrier of the slot in work */
-
-	EXL3_DEV_MEMBER void start(uint32_t smem, const gemv_layout &l, uint32_t stages)
-	{
-		const uint32_t warp = threadIdx.x >> 5;
-
-		line = l.line * C::LINES;
-		ring = smem + warp / C::HALVES * l.line + warp % C::HALVES * C::PART;
-		ring_end = ring + stages * line;
-		to_empty = stages * 8;
-		to_b = C::SOURCE - warp % C::HALVES * C::PART;
-		full0 = smem + l.bars;
-		leader = threadIdx.x & 31;
-		keep(line);
-		keep(ring);
-		keep(ring_end);
-		keep(to_b);
-		keep(to_empty);
-		keep(full0);
-		keep(leader);
-		full = full0;
-		tiles = ring;
-		phase = 0;
-	}
-
-	/* Returns the address of the step's weights. */
-	EXL3_DEV_MEMBER uint32_t acquire()
-	{
-		const uint32_t t = tiles;
-
-		mbar_wait(full, phase);
-		held = full;
-		tiles += line;
-		full += 8;
-		if (tiles == ring_end) {
-			tiles = ring;
-			full = full0;
-			phase ^= 1;
-		}
-		return t;
-	}
-
-	EXL3_DEV_MEMBER uint32_t b(uint32_t t) const { return t + to_b; }
-
-	/* The warp has read the slot of @bar. */
-	EXL3_DEV_MEMBER void release(uint32_t bar) const
-	{
-		__syncwarp();
-		if (!leader)
-			mbar_arrive(bar + to_empty);
-	}
-};
-
-/* The producer warp. */
-template <class C>
-EXL3_DEV void gemv_produce(const gemv_args &a, uint32_t smem, const gemv_layout &l, uint32_t begin, uint32_t end)
-{
-	const uint32_t lane = threadIdx.x & 31, full = smem + l.bars, empty = full + 8 * a.stages;
-	const uint32_t b_bytes = a.image_blocks ? 0 : a.b_line, bytes = C::SOURCE + b_bytes;
-	const uint32_t steps = (end - begin + C::KG - 1) / C::KG;
-	const uint32_t ahead = min(steps, a.stages);
-	gemv_loader<C> in;
-
-	if (lane >= C::KG)
-		return;
-	in.start(a, begin, (int)(end - 1 - lane), 0, 0);
-	gemv_loader<C> in_b = in;
-	const uint32_t stride = C::LINES * l.line, first = smem + lane * l.line;
-
-	/* Weights do not depend on earlier kernels: asked for before anything is waited for. */
-#pragma unroll 1
-	for (uint32_t i = 0; i < ahead; i++) {
-		if (in.left) {
-			mbar_expect(full + i * 8, bytes);
-			bulk_load(first + i * stride, in.src, C::SOURCE, full + i * 8);
-			in.next(a, begin);
-		} else {
-			mbar_arrive(full + i * 8);
-		}
-	}
-	grid_wait();
-	if (b_bytes)
-#pragma unroll 1
-		for (uint32_t i = 0; i < ahead && in_b.left; i++) {
-			bulk_load(first + i * stride + C::SOURCE, in_b.b, b_bytes, full + i * 8);
-			in_b.next(a, begin);
-		}
-	uint32_t slot = 0, phase = 0;
-
-#pragma unroll 1
-	for (uint32_t i = ahead; i < steps; i++) {
-		const uint32_t bar = full + slot * 8, dst = first + slot * stride;
-
-		mbar_wait(empty + slot * 8, phase);
-		if (in.left) {
-			mbar_expect(bar, bytes);
-			bulk_load(dst, in.src, C::SOURCE, bar);
-			if (b_bytes)
-				bulk_load(dst + C::SOURCE, in.b, b_bytes, bar);
-			in.next(a, begin);
-		} else {
-			mbar_arrive(bar);
-		}
-		if (++slot == a.stages) {
-			slot = 0;
-			phase ^= 1;
-		}
+		dst = dst + stage >= ring_end ? dst + stage - C::STAGES * stage : dst + stage;
+		if (decode)
+			gemv_step<C>(tiles, rl, fused ? b_image : tiles + C::ITEM, b_offset, acc);
+		tiles = tiles + stage == ring_end ? ring : tiles + stage;
+		b_image -= b_step;
 	}
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::THREADS, C::PER_SM) gemv_kernel(const __grid_constant__ gemv_args a)
+__global__ void __launch_bounds__(C::WARPS * 32, C::PER_SM) gemv_kernel(const __grid_constant__ gemv_args a)
 {
 	extern __shared__ __align__(128) char gemv_smem[];
-	const uint32_t m = a.m;
-	const gemv_layout l = gemv_shared(gemv_shape_of<C>(), m, a.b_line, a.image_blocks,
-					  C::PIPE == PIPE_BULK ? a.stages : C::STAGES);
-	const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-	const uint32_t begin = gemv_begin(a, blockIdx.x);
-	const uint32_t end = gemv_begin(a, blockIdx.x + 1);
-	const bool fused = a.image_blocks != 0, decode = !(a.ablate & ABLATE_DECODE);
-	uint32_t *image = (uint32_t *)(gemv_smem + l.image);
-	uint32_t *peak = (uint32_t *)(gemv_smem + l.peak);
-	float *red = (float *)(gemv_smem + l.red);
-	const uint32_t red_part = min(m, (uint32_t)C::RED) * C::ROW;
-	const uint32_t smem = smem_addr(gemv_smem), image_addr = smem + l.image;
-	int position = (int)(end - 1 - warp / C::HALVES);
-	gemv_async<C> async;
-	gemv_bulk<C> bulk;
+	const gemv_layout l = gemv_shared(gemv_shape_of<C>(), a.m, a.image_blocks);
+	const uint32_t begin = gemv_begin(a, blockIdx.x), end = gemv_begin(a, blockIdx.x + 1);
+	const bool fused = a.image_blocks != 0;
+	const uint32_t smem = smem_addr(gemv_smem);
+	uint32_t strip = (end - 1) / a.kt;
+	int issued = 0, taken = 0;
 
-	if constexpr (C::PIPE == PIPE_BULK) {
-		if (warp == C::WARPS && lane < a.stages) {
-			mbar_init(smem + l.bars + lane * 8, C::KG);
-			mbar_init(smem + l.bars + (a.stages + lane) * 8, C::WARPS);
-			mbar_init_fence();
+	gemv_trace(a, 0);
+	/* Weights do not depend on earlier kernels, so they are asked for before anything is waited for. */
+	{
+		const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+		const uint32_t ring = smem + warp * C::STAGES * l.stage + lane * 16;
+		gemv_loader<C> in;
+
+		in.start(a, begin, (int)(end - 1 - warp / C::HALVES), strip);
+		gemv_loader<C> in_b = in;
+#pragma unroll 1
+		for (int s = 0; s < C::STAGES - 1; s++) {
+			if (in.left) {
+				in.copy_weights(ring + s * l.stage);
+				in.next(a, begin);
+				issued++;
+			}
+			if (fused)
+				cp_async_commit();
 		}
-		__syncthreads();
-		if (warp == C::WARPS) {
-			gemv_produce<C>(a, smem, l, begin, end);
-			return;
-		}
-		bulk.start(smem, l, a.stages);
 		grid_wait();
-	} else {
-		async.start(a, smem, l, begin, position);
+		if (!fused)
+#pragma unroll 1
+			for (int s = 0; s < C::STAGES - 1; s++) {
+				if (in_b.left) {
+					in_b.copy_b(ring + s * l.stage + C::ITEM, a.m);
+					in_b.next(a, begin);
+				}
+				cp_async_commit();
+			}
 	}
+	gemv_trace(a, 1);
 
-	const run_lane<C::RATE2> rl(lane);
-	gemv_acc<C> acc;
-	uint32_t b_offset[C::MG];
 	uint32_t kb0 = 0;
 	int image_shard = -1;
 	bool flushed = false;
 
-	gemv_b_offsets<C>(m, b_offset);
 #pragma unroll 1
-	for (uint32_t strip = (end - 1) / a.kt;; strip--) {
-		const uint32_t top = strip * a.kt;
-		const uint32_t lo = max(begin, top);
+	for (;; strip--) {
+		const uint32_t top = strip * a.kt, lo = max(begin, top);
 		const int shard = gemv_shard_of(a, strip);
+		const uint32_t red_part = min(a.m, (uint32_t)C::RED) * C::ROW;
+		float *red = (float *)(gemv_smem + l.red);
+		gemv_acc<C> acc;
 
 		if (fused && shard != image_shard) {
-			/* The blocks of k that the rest of the range needs, or all of them. */
-			const uint32_t kb = a.kt / 8;
-			uint32_t nb = (min(end, top + a.kt) - 1) / 8 - begin / 8 + 1;
-
-			kb0 = begin / 8 % kb;
-			if (nb >= kb) {
-				kb0 = 0;
-				nb = kb;
-			}
-			if (C::FORM == FORM_BYTES) {
-				block_sync(C::WARPS * 32, 1);
-				if (threadIdx.x < m)
-					peak[threadIdx.x] = 0;
-			}
-			block_sync(C::WARPS * 32, 1);
-			if (!(a.ablate & ABLATE_TRANSFORM))
-				gemv_transform(a, a.shard[shard].suh, kb0, nb, image,
-					       C::FORM == FORM_BYTES ? peak : (uint32_t *)NULL, warp,
-					       C::WARPS);
-			if constexpr (C::FORM == FORM_WGMMA)
-				proxy_fence();
-			block_sync(C::WARPS * 32, 1);
-			if (C::FORM == FORM_BYTES) {
-				gemv_quantize(image, nb * 8 * m * 4, m, peak, C::WARPS * 32);
-				block_sync(C::WARPS * 32, 1);
-			}
+			kb0 = gemv_make_image<C>(a, l, shard, begin, min(end, top + a.kt), gemv_smem);
 			image_shard = shard;
 		}
+		gemv_trace(a, 2);
 		gemv_clear<C>(acc);
-
-		int steps = position >= (int)lo ? (position - (int)lo) / C::KG + 1 : 0;
-		/* A strip's k-tiles lie in the image in one piece. */
-		const int kt = position - (int)top;
-		const int row = kt >= (int)(8 * kb0) ? kt - (int)(8 * kb0) : kt + (int)(a.kt - 8 * kb0);
-		uint32_t b_image = image_addr + row * a.b_line, b_step = fused ? C::KG * a.b_line : 0;
-
-		keep(b_step);
-
-		position -= steps * C::KG;
-		if constexpr (C::FORM == FORM_WGMMA) {
-			uint32_t r[2][4];
-			uint32_t last = 0; /* slot of the step before */
-			auto release = [&] {
-				if (last)
-					bulk.release(last);
-				last = bulk.held;
-			};
-
-#pragma unroll 1
-			for (; steps > 0; steps--) {
-				const uint32_t tiles = bulk.acquire();
-				const uint32_t b = fused ? b_image : bulk.b(tiles);
-
-				gemv_step_wgmma<C>(tiles, rl, wg_descriptor(b, 128, 256), r, acc, release);
-				b_image -= b_step;
-			}
-			wg_wait<0>();
-			if (last)
-				bulk.release(last);
-		} else {
-#pragma unroll 1
-			for (; steps > 0; steps--) {
-				uint32_t tiles, b;
-
-				if constexpr (C::PIPE == PIPE_BULK) {
-					tiles = bulk.acquire();
-					b = fused ? b_image : bulk.b(tiles);
-				} else {
-					tiles = async.acquire(a, begin);
-					b = fused ? b_image : async.b(tiles);
-				}
-				if (decode)
-					gemv_step<C>(tiles, rl, b, b_offset, acc);
-				if constexpr (C::PIPE == PIPE_BULK)
-					bulk.release(bulk.held);
-				else
-					async.release();
-				b_image -= b_step;
-			}
-		}
+		gemv_strip<C>(a, l, smem, begin, end, strip, kb0, issued, taken, acc);
+		gemv_trace(a, 3);
 #pragma unroll
 		for (int token0 = 0; token0 < C::TOKENS; token0 += C::RED) {
-			if ((uint32_t)token0 >= m)
+			if ((uint32_t)token0 >= a.m)
 				break;
 			if (flushed)
-				block_sync(C::WARPS * 32, 1);
+				__syncthreads();
 			flushed = true;
-			gemv_flush<C>(acc, red + warp * red_part, token0, m, peak);
-			block_sync(C::WARPS * 32, 1);
+			gemv_flush<C>(acc, red + (threadIdx.x >> 5) * red_part, token0, a.m,
+				      (const uint32_t *)(gemv_smem + l.peak));
+			__syncthreads();
+			gemv_trace(a, 4);
 			gemv_reduce<C>(a, a.shard[shard], strip, red, token0, lo, end >= top + a.kt);
 		}
 		if (lo == begin)
 			break;
 	}
+	gemv_trace(a, 5);
 	grid_launch_dependents();
 }
 

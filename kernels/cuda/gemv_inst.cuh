@@ -15,42 +15,37 @@ namespace exl3
 
 struct gemv_instance {
 	void (*kernel)(const gemv_args); /* NULL ends a list */
-	uint8_t rate2, codebook, form, pipe;
+	uint8_t rate2, codebook, form;
 	uint8_t variant, per_sm, kg;
-	uint16_t threads;
 	gemv_shape shape;
 };
 
 template <class C>
 static constexpr gemv_instance gemv_entry(int variant)
 {
-	return {gemv_kernel<C>,   C::RATE2,  C::CB, C::FORM,    C::PIPE,
-		(uint8_t)variant, C::PER_SM, C::KG, C::THREADS, gemv_shape_of<C>()};
+	return {gemv_kernel<C>, C::RATE2, C::CB, C::FORM, (uint8_t)variant, C::PER_SM, C::KG, gemv_shape_of<C>()};
 }
 
 /*
  * A variant: tiles per warp for 1, 2 and 4 groups of columns, warps per block, blocks per SM, and the
- * share of window cuts on the multiplier's pipe for halves and for mul1 (whose byte sums load that pipe),
- * and the pipeline.
+ * share of window cuts on the multiplier's pipe for halves and for mul1 (whose byte sums load that pipe).
  */
-#define GEMV_VARIANT_0 8, 4, 4, 8, 2, 1, 0, PIPE_ASYNC
-#define GEMV_VARIANT_1 8, 4, 4, 8, 2, 1, 0, PIPE_BULK
-#define GEMV_VARIANT_2 4, 4, 4, 8, 3, 1, 0, PIPE_BULK
-#define GEMV_VARIANT_3 4, 4, 4, 12, 2, 1, 0, PIPE_BULK
-#define GEMV_VARIANT_4 8, 4, 4, 8, 2, 2, 1, PIPE_BULK
-#define GEMV_VARIANT_5 8, 4, 4, 16, 1, 1, 0, PIPE_BULK
+#define GEMV_VARIANT_0 8, 4, 2, 16, 1, 1, 0
+#define GEMV_VARIANT_1 8, 4, 2, 8, 2, 1, 0
+#define GEMV_VARIANT_2 4, 4, 2, 16, 1, 2, 1
+#define GEMV_VARIANT_3 8, 4, 4, 16, 1, 2, 1
+#define GEMV_VARIANT_4 4, 4, 2, 20, 1, 1, 0
 
-#define GEMV_DUP(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM, PIPE)                                          \
-	gemv_entry<gemv_cfg<R, CB, FORM_DUP, 1, NT1, W, P, HXH, PIPE>>(V)
-#define GEMV_PACKED_2(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM, PIPE)                                     \
-	gemv_entry<gemv_cfg<R, CB, FORM_PACKED, 2, NT2, W, P, CB == CB_MUL1 ? HXM : HXH, PIPE>>(V)
-#define GEMV_PACKED_4(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM, PIPE)                                     \
-	gemv_entry<gemv_cfg<R, CB, FORM_PACKED, 4, NT4, W, P, CB == CB_MUL1 ? HXM : HXH, PIPE>>(V)
-#define GEMV_BYTES(R, V, NT1, NT2, NT4, W, P, HXH, HXM, PIPE)                                            \
-	gemv_entry<gemv_cfg<R, CB_MUL1, FORM_BYTES, 1, NT1, W, P, HXM, PIPE>>(V)
-#define GEMV_PACKED_1(R, V, NT1, NT2, NT4, W, P, HXH, HXM, PIPE)                                         \
-	gemv_entry<gemv_cfg<R, CB_MUL1, FORM_PACKED, 1, NT1, W, P, HXM, PIPE>>(V)
-#define GEMV_WGMMA(R, CB, MG, V, W, P, HX) gemv_entry<gemv_cfg<R, CB, FORM_WGMMA, MG, 2, W, P, HX, PIPE_BULK>>(V)
+#define GEMV_DUP(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM)                                          \
+	gemv_entry<gemv_cfg<R, CB, FORM_DUP, 1, NT1, W, P, HXH>>(V)
+#define GEMV_PACKED_2(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM)                                     \
+	gemv_entry<gemv_cfg<R, CB, FORM_PACKED, 2, NT2, W, P, CB == CB_MUL1 ? HXM : HXH>>(V)
+#define GEMV_PACKED_4(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM)                                     \
+	gemv_entry<gemv_cfg<R, CB, FORM_PACKED, 4, NT4, W, P, CB == CB_MUL1 ? HXM : HXH>>(V)
+#define GEMV_BYTES(R, V, NT1, NT2, NT4, W, P, HXH, HXM)                                            \
+	gemv_entry<gemv_cfg<R, CB_MUL1, FORM_BYTES, 1, NT1, W, P, HXM>>(V)
+#define GEMV_PACKED_1(R, V, NT1, NT2, NT4, W, P, HXH, HXM)                                         \
+	gemv_entry<gemv_cfg<R, CB_MUL1, FORM_PACKED, 1, NT1, W, P, HXM>>(V)
 #define GEMV_EXPAND(M, ...) M(__VA_ARGS__)
 
 #define GEMV_HALVES(R, CB, V, ...)                                                                 \

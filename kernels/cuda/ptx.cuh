@@ -115,10 +115,13 @@ EXL3_DEV void keep(int &v) { asm volatile("" : "+r"(v)); }
 
 EXL3_DEV uint32_t smem_addr(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-/* bar.sync: named barrier of the first @threads threads of a block (9.7.13.1). */
-EXL3_DEV void block_sync(int threads, int id)
+/* Clocks of this SM, for differences (10.24). */
+EXL3_DEV uint32_t clock32()
 {
-	asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+	uint32_t c;
+
+	asm volatile("mov.u32 %0, %%clock;" : "=r"(c)::"memory");
+	return c;
 }
 
 /* ---- tensor cores (9.7.14) ---- */
@@ -141,74 +144,6 @@ EXL3_DEV void mma_u8s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint3
 		     "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
 		     : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
 		     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-/*
- * wgmma (9.7.15): d[64 x 8 MG] += a[64 x 16] b[16 x 8 MG] by four warps, A from registers: warp v has rows
- * 16v.. as an m16n8k16 fragment, d[j] columns 8j.. likewise. B lies in shared memory, K-major, unswizzled:
- * blocks of 8 columns x 16 bytes; @k_step bytes to the next 8 values of k, @n_step to the next 8 columns.
- */
-EXL3_DEV uint64_t wg_descriptor(uint32_t addr, uint32_t k_step, uint32_t n_step)
-{
-	return (uint64_t)(addr >> 4 & 0x3fff) | (uint64_t)(k_step >> 4) << 16 | (uint64_t)(n_step >> 4) << 32;
-}
-
-EXL3_DEV void wg_fence()
-{
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
-}
-
-EXL3_DEV void wg_commit()
-{
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-	asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
-}
-
-template <int N>
-EXL3_DEV void wg_wait()
-{
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-	asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-#endif
-}
-
-EXL3_DEV void wg_mma(float (&d)[1][4], const uint32_t (&a)[4], uint64_t b)
-{
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-	asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0;\n"
-		     "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-		     "%8, p, 1, 1, 0;}"
-		     : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3])
-		     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-#endif
-}
-
-EXL3_DEV void wg_mma(float (&d)[2][4], const uint32_t (&a)[4], uint64_t b)
-{
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-	asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0;\n"
-		     "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7}, "
-		     "{%8,%9,%10,%11}, %12, p, 1, 1, 0;}"
-		     : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]),
-		       "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
-		     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-#endif
-}
-
-EXL3_DEV void wg_mma(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b)
-{
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-	asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0;\n"
-		     "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,"
-		     "%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, p, 1, 1, 0;}"
-		     : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]),
-		       "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]),
-		       "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
-		     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-#endif
 }
 
 /* IDP.4A, signed: c + sum of byte products. */

@@ -18,7 +18,9 @@
  * little-endian integer V (v[0] its lowest word), window u of the run is bits [offset(u), +16). A
  * register of V at bit offset o gives the windows at o, o + 8 and o + 16 with one instruction each
  * (AND, PRMT, SHR; AND and SHR also as IDP.2A on the multiplier's pipe), so a greedy cover picks the
- * fewest funnel shifts. All of it is resolved at compile time.
+ * fewest funnel shifts. A window that straddles two words at byte 3 takes one PRMT too, which leaves it
+ * in both halves of a register: w * 65537. The codebook's multiplier times the inverse of 65537 (mod 2^32)
+ * undoes that for nothing. All of it is resolved at compile time.
  */
 #ifndef EXL3_CUDA_TRELLIS_CUH
 #define EXL3_CUDA_TRELLIS_CUH
@@ -56,7 +58,7 @@ struct run {
 /* Where each window is cut from. */
 struct cover {
 	int reg[8]; /* bit offset of the register */
-	int pos[8]; /* 0, 1, 2: the window starts at byte 0, 1 or 2 of it */
+	int pos[8]; /* 0, 1, 2: the window starts at byte 0, 1 or 2 of it; 3: byte 3, and the next word's byte 0 */
 };
 
 template <int RATE2>
@@ -68,7 +70,7 @@ constexpr __host__ __device__ cover make_cover()
 	for (int u = 0; u < 8; u++) {
 		int o = run<RATE2>::offset(u), r = o % 32;
 
-		if (r == 0 || r == 8 || r == 16) {
+		if (r == 0 || r == 8 || r == 16 || (r == 24 && o / 32 + 1 < run<RATE2>::NV)) {
 			c.reg[u] = o - r;
 			c.pos[u] = r / 8;
 			done[u] = true;
@@ -177,6 +179,13 @@ struct run_lane {
 
 #endif
 
+/* Is window u left doubled, w * 65537? */
+template <int RATE2, int U>
+static constexpr bool doubled = make_cover<RATE2>().pos[U] == 3;
+
+constexpr uint32_t INVERSE_65537 = 0xffff0001u;
+static_assert(65537u * INVERSE_65537 == 1u, "modulo 2^32");
+
 /* Window u of a run. HX: share of the 16-bit extracts on the multiplier's pipe: 0 none, 1 half, 2 all. */
 template <int RATE2, int U, int HX>
 static EXL3_HD uint32_t window(const uint32_t (&v)[run<RATE2>::NV])
@@ -187,6 +196,8 @@ static EXL3_HD uint32_t window(const uint32_t (&v)[run<RATE2>::NV])
 	constexpr bool last = word + 1 >= run<RATE2>::NV;
 	uint32_t s;
 
+	if (pos == 3)
+		return prmt(v[word], v[last ? word : word + 1], 0x4343);
 	if (shift == 0)
 		s = v[word];
 	else
@@ -198,30 +209,19 @@ static EXL3_HD uint32_t window(const uint32_t (&v)[run<RATE2>::NV])
 	return idp ? dp2a(s, 0x100) : s >> 16;
 }
 
-template <int RATE2, int HX>
-static EXL3_HD void windows(const uint32_t (&v)[run<RATE2>::NV], uint32_t (&w)[8])
+/* The codebook's product of a window, plain or doubled. */
+template <int CB, bool DOUBLED>
+static EXL3_HD uint32_t product(uint32_t w)
 {
-	w[0] = window<RATE2, 0, HX>(v);
-	w[1] = window<RATE2, 1, HX>(v);
-	w[2] = window<RATE2, 2, HX>(v);
-	w[3] = window<RATE2, 3, HX>(v);
-	w[4] = window<RATE2, 4, HX>(v);
-	w[5] = window<RATE2, 5, HX>(v);
-	w[6] = window<RATE2, 6, HX>(v);
-	w[7] = window<RATE2, 7, HX>(v);
-}
+	constexpr uint32_t m = CB == CB_MUL1 ? EXL3_MUL_MUL1 : CB == CB_MCG ? EXL3_MUL_MCG : EXL3_MUL_3INST;
 
-/* Two fp16 halves whose sum is the weight (3inst, mcg). */
-template <int CB>
-static EXL3_HD uint32_t halves(uint32_t w)
-{
-	return code_halves(CB == CB_MCG ? w * EXL3_MUL_MCG : w * EXL3_MUL_3INST + EXL3_ADD_3INST);
+	return w * (DOUBLED ? m * INVERSE_65537 : m) + (CB == CB_3INST ? EXL3_ADD_3INST : 0);
 }
 
 /* 1024 + S as fp16 in the low half (mul1). */
-static EXL3_HD uint32_t bytesum(uint32_t w)
+static EXL3_HD uint32_t bytesum(uint32_t x)
 {
-	return dp4a(w * EXL3_MUL_MUL1, 0x01010101u, 0x6400u);
+	return dp4a(x, 0x01010101u, 0x6400u);
 }
 
 /*
@@ -270,47 +270,78 @@ static EXL3_HD uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c)
 #endif
 }
 
-/* Two weights as fp16, exactly as the format defines them: the first in the low half. */
+/* Two weights as fp16 from their products, exactly as the format defines them: the first in the low half. */
 template <int CB>
-static EXL3_HD uint32_t pair(uint32_t w0, uint32_t w1)
+static EXL3_HD uint32_t pair_of_products(uint32_t x0, uint32_t x1)
 {
 	if (CB == CB_MUL1)
-		return fma_f16x2(prmt(bytesum(w0), bytesum(w1), 0x5410), 0x1eee1eeeu, 0xc931c931u);
-	return add_halves(halves<CB>(w0), halves<CB>(w1));
+		return fma_f16x2(prmt(bytesum(x0), bytesum(x1), 0x5410), 0x1eee1eeeu, 0xc931c931u);
+	return add_halves(code_halves(x0), code_halves(x1));
 }
 
-/* dup: registers in t order i0..i7 (3inst, mcg only). */
+/* bytes: raw products in t order. */
+template <int RATE2, int CB, int HX>
+static EXL3_HD void decode_products(const uint32_t (&v)[run<RATE2>::NV], uint32_t (&r)[8])
+{
+	r[0] = product<CB, doubled<RATE2, 0>>(window<RATE2, 0, HX>(v));
+	r[1] = product<CB, doubled<RATE2, 1>>(window<RATE2, 1, HX>(v));
+	r[2] = product<CB, doubled<RATE2, 2>>(window<RATE2, 2, HX>(v));
+	r[3] = product<CB, doubled<RATE2, 3>>(window<RATE2, 3, HX>(v));
+	r[4] = product<CB, doubled<RATE2, 4>>(window<RATE2, 4, HX>(v));
+	r[5] = product<CB, doubled<RATE2, 5>>(window<RATE2, 5, HX>(v));
+	r[6] = product<CB, doubled<RATE2, 6>>(window<RATE2, 6, HX>(v));
+	r[7] = product<CB, doubled<RATE2, 7>>(window<RATE2, 7, HX>(v));
+}
+
+/* dup: two fp16 halves per register whose sum is the weight, in t order (3inst, mcg only). */
 template <int RATE2, int CB, int HX>
 static EXL3_HD void decode_dup(const uint32_t (&v)[run<RATE2>::NV], uint32_t (&r)[8])
 {
 	static_assert(CB != CB_MUL1, "mul1 has no two-halves form");
-	windows<RATE2, HX>(v, r);
+	decode_products<RATE2, CB, HX>(v, r);
 #pragma unroll
 	for (int i = 0; i < 8; i++)
-		r[i] = halves<CB>(r[i]);
-}
-
-/* bytes: raw products in t order (mul1 only). */
-template <int RATE2, int HX>
-static EXL3_HD void decode_bytes(const uint32_t (&v)[run<RATE2>::NV], uint32_t (&r)[8])
-{
-	windows<RATE2, HX>(v, r);
-#pragma unroll
-	for (int i = 0; i < 8; i++)
-		r[i] *= EXL3_MUL_MUL1;
+		r[i] = code_halves(r[i]);
 }
 
 /* packed: the f16 A fragment of m16n8k16 and of a wgmma warp, bit-exact weights. */
 template <int RATE2, int CB, int HX>
 static EXL3_HD void decode_packed(const uint32_t (&v)[run<RATE2>::NV], uint32_t (&a)[4])
 {
-	uint32_t w[8];
+	uint32_t x[8];
 
-	windows<RATE2, HX>(v, w);
-	a[0] = pair<CB>(w[0], w[1]);
-	a[1] = pair<CB>(w[4], w[5]);
-	a[2] = pair<CB>(w[2], w[3]);
-	a[3] = pair<CB>(w[6], w[7]);
+	decode_products<RATE2, CB, HX>(v, x);
+	a[0] = pair_of_products<CB>(x[0], x[1]);
+	a[1] = pair_of_products<CB>(x[4], x[5]);
+	a[2] = pair_of_products<CB>(x[2], x[3]);
+	a[3] = pair_of_products<CB>(x[6], x[7]);
+}
+
+/* ---- for decoders that mix the steps themselves: plain windows, and what follows from one ---- */
+
+template <int RATE2, int HX>
+static EXL3_HD void windows(const uint32_t (&v)[run<RATE2>::NV], uint32_t (&w)[8])
+{
+	w[0] = window<RATE2, 0, HX>(v) & 0xffff;
+	w[1] = window<RATE2, 1, HX>(v) & 0xffff;
+	w[2] = window<RATE2, 2, HX>(v) & 0xffff;
+	w[3] = window<RATE2, 3, HX>(v) & 0xffff;
+	w[4] = window<RATE2, 4, HX>(v) & 0xffff;
+	w[5] = window<RATE2, 5, HX>(v) & 0xffff;
+	w[6] = window<RATE2, 6, HX>(v) & 0xffff;
+	w[7] = window<RATE2, 7, HX>(v) & 0xffff;
+}
+
+template <int CB>
+static EXL3_HD uint32_t halves(uint32_t w)
+{
+	return code_halves(product<CB, false>(w));
+}
+
+template <int CB>
+static EXL3_HD uint32_t pair(uint32_t w0, uint32_t w1)
+{
+	return pair_of_products<CB>(product<CB, false>(w0), product<CB, false>(w1));
 }
 
 } /* namespace exl3 */

@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <deque>
 #include <functional>
-#include <map>
 #include <stdio.h>
 #include <stdlib.h>
 #include <ucontext.h>
@@ -55,7 +54,7 @@ static ucontext_t scheduler;
 static std::vector<thread> threads;
 static std::vector<warp> warps;
 static thread *now;
-static unsigned block_arrived[16], block_phase[16];
+static unsigned block_arrived, block_phase;
 static dim3 block_index, block_dim, grid_dim;
 } /* namespace emu */
 
@@ -88,34 +87,18 @@ static void meet_warp()
 		yield();
 }
 
-static void meet_block(unsigned nr_threads, int id)
+static void meet_block()
 {
-	const unsigned phase = block_phase[id];
+	const unsigned phase = block_phase;
 
-	if (++block_arrived[id] == nr_threads) {
-		block_arrived[id] = 0;
-		block_phase[id]++;
+	if (++block_arrived == threads.size()) {
+		block_arrived = 0;
+		block_phase++;
 		return;
 	}
-	while (block_phase[id] == phase)
+	while (block_phase == phase)
 		yield();
 }
-
-/* mbarriers, by address: arrivals and bytes that are missing in this phase. */
-struct mbar {
-	unsigned count, missing, phase;
-	long bytes;
-
-	void settle()
-	{
-		if (!missing && !bytes) {
-			missing = count;
-			phase++;
-		}
-	}
-};
-
-static std::map<uint32_t, mbar> mbars;
 
 static std::function<void()> body;
 
@@ -137,8 +120,7 @@ static void launch(unsigned blocks, unsigned nr_threads, std::function<void()> r
 		block_index = dim3(b, 0, 0);
 		memset(shared, 0xff, sizeof(exl3::gemv_smem));
 		warps.assign(nr_threads / 32, warp());
-		memset(block_arrived, 0, sizeof(block_arrived));
-		mbars.clear();
+		block_arrived = 0;
 		for (unsigned t = 0; t < nr_threads; t++) {
 			thread &f = threads[t];
 
@@ -184,7 +166,7 @@ using std::max;
 using std::min;
 
 static inline void __syncwarp() { emu::meet_warp(); }
-static inline void __syncthreads() { emu::meet_block((unsigned)emu::threads.size(), 0); }
+static inline void __syncthreads() { emu::meet_block(); }
 
 template <class T>
 static T shuffle(T v, unsigned from)
@@ -321,72 +303,7 @@ static inline void cp_async_wait()
 	}
 }
 
-static inline void block_sync(int nr_threads, int id) { emu::meet_block((unsigned)nr_threads, id); }
-
-static inline void wg_fence() {}
-static inline void wg_commit() {}
-template <int N>
-static inline void wg_wait()
-{
-}
-
-static inline uint64_t wg_descriptor(uint32_t addr, uint32_t k_step, uint32_t n_step)
-{
-	return addr | (uint64_t)k_step << 32 | (uint64_t)n_step << 48;
-}
-
-/* At once, not asynchronous: what a missing wait breaks does not show here. */
-template <int MG>
-static void wg_mma(float (&d)[MG][4], const uint32_t (&a)[4], uint64_t b)
-{
-	emu::warp &w = emu::mine();
-	const unsigned l = emu::lane();
-	const char *base = emu::shared + (uint32_t)b;
-
-	memcpy(w.a[l], a, 16);
-	emu::meet_block(128, 8 + (int)(emu::now->index.x >> 7));
-	for (int j = 0; j < MG; j++)
-		for (int i = 0; i < 4; i++)
-			for (unsigned k = 0; k < 16; k++) {
-				const unsigned row = (l >> 2) + 8 * (i >> 1), col = 8 * j + 2 * (l & 3) + (i & 1);
-				const uint32_t x = w.a[4 * (row & 7) + (k & 7) / 2][2 * (k >> 3) + (row >> 3)];
-				uint16_t y;
-
-				memcpy(&y, base + (k >> 3) * (b >> 32 & 0xffff) + col / 8 * (b >> 48) +
-						   col % 8 * 16 + (k & 7) * 2, 2);
-				d[j][i] += exl3_f16_to_f32((uint16_t)(x >> (16 * (k & 1)))) * exl3_f16_to_f32(y);
-			}
-	emu::meet_block(128, 8 + (int)(emu::now->index.x >> 7));
-}
-
-static inline void proxy_fence() {}
-static inline void mbar_init(uint32_t bar, uint32_t count) { emu::mbars[bar] = {count, count, 0, 0}; }
-static inline void mbar_init_fence() {}
-
-static inline void mbar_arrive(uint32_t bar)
-{
-	emu::mbars.at(bar).missing--;
-	emu::mbars.at(bar).settle();
-}
-
-static inline void mbar_expect(uint32_t bar, uint32_t bytes)
-{
-	emu::mbars.at(bar).bytes += bytes;
-	mbar_arrive(bar);
-}
-
-static inline void mbar_wait(uint32_t bar, uint32_t parity)
-{
-	while ((emu::mbars.at(bar).phase & 1) == parity)
-		emu::yield();
-}
-
-static inline void bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
-{
-	memcpy(emu::shared + dst, src, bytes);
-	emu::mbars.at(bar).bytes -= bytes;
-	emu::mbars.at(bar).settle();
-}
+static inline uint32_t clock32() { return 0; }
 
 static inline void grid_launch_dependents() {}
 static inline void grid_wait() {}

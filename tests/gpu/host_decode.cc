@@ -43,18 +43,11 @@ template <int RATE2, int CB, int HX>
 static void check_tile(const uint32_t *tile)
 {
 	for (int lane = 0; lane < 32; lane++) {
-		uint32_t v[run<RATE2>::NV], w[8], a[4], r[8];
+		uint32_t v[run<RATE2>::NV], a[4], r[8];
 		int g = lane >> 2, q = lane & 3;
 
 		load_run<RATE2>(tile, lane, v);
-		windows<RATE2, HX>(v, w);
 		decode_packed<RATE2, CB, HX>(v, a);
-		for (int i = 0; i < 8; i++) {
-			uint32_t want = exl3_window(tile, RATE2, 8 * lane + i);
-
-			CHECK(w[i] == want, "rate2 %d hx %d lane %d window %d: %04x, want %04x",
-			      RATE2, HX, lane, i, w[i], want);
-		}
 		/* A fragment: register, half -> row n, column k of the tile's transpose */
 		for (int reg = 0; reg < 4; reg++)
 			for (int h = 0; h < 2; h++) {
@@ -67,7 +60,7 @@ static void check_tile(const uint32_t *tile)
 				      RATE2, CB, lane, reg, h, got, want);
 			}
 		if constexpr (CB == CB_MUL1)
-			decode_bytes<RATE2, HX>(v, r);
+			decode_products<RATE2, CB, HX>(v, r);
 		else
 			decode_dup<RATE2, CB, HX>(v, r);
 		/* two MMAs: A registers {0, 4, 1, 5} and {2, 6, 3, 7}; register pair j has k slot j */
@@ -102,19 +95,15 @@ static void check_rate(void)
 	}
 }
 
-static void check_codebooks(void)
+template <int CB>
+static void check_codebook(void)
 {
 	for (uint32_t w = 0; w < 65536; w++) {
 		uint32_t other = 65535 - w;
+		uint32_t got = pair_of_products<CB>(product<CB, false>(w), product<CB, true>(other * 65537));
+		uint32_t want = exl3_code_f16(w, CB) | (uint32_t)exl3_code_f16(other, CB) << 16;
 
-		CHECK(pair<CB_3INST>(w, other) == (exl3_code_f16(w, 0) | (uint32_t)exl3_code_f16(other, 0) << 16),
-		      "3inst window %04x", w);
-		CHECK(pair<CB_MCG>(w, other) == (exl3_code_f16(w, 1) | (uint32_t)exl3_code_f16(other, 1) << 16),
-		      "mcg window %04x", w);
-		CHECK(pair<CB_MUL1>(w, other) == (exl3_code_f16(w, 2) | (uint32_t)exl3_code_f16(other, 2) << 16),
-		      "mul1 window %04x", w);
-		CHECK(bytesum(w) == 0x6400 + exl3_code_bytesum(exl3_code_product(w, 2)),
-		      "byte sum of window %04x", w);
+		CHECK(got == want, "codebook %d windows %04x, %04x: %08x, want %08x", CB, w, other, got, want);
 	}
 }
 
@@ -178,7 +167,9 @@ static void check_hadamard(void)
 
 int main(void)
 {
-	check_codebooks();
+	check_codebook<CB_3INST>();
+	check_codebook<CB_MCG>();
+	check_codebook<CB_MUL1>();
 	check_rate<2>();
 	check_rate<3>();
 	check_rate<4>();
