@@ -247,6 +247,9 @@ int exl3_mla::launch(const instance &in, const struct exl3_cuda_mla *a, cudaStre
 	p.splits = s.split.cluster * s.split.groups;
 	p.cluster = s.split.cluster;
 	p.groups = s.split.groups;
+	for (uint32_t i = 0, chunks = (uint32_t)in.value_cap / 16; i <= p.cluster; i++)
+		p.first_chunk[i] = (uint8_t)((i * chunks + p.cluster - 1) / p.cluster);
+	p.most = (in.value_cap / 16 + p.cluster - 1) / p.cluster;
 	p.counters = (uint32_t *)a->ws;
 	p.part = (float *)((uint8_t *)a->ws + EXL3_CUDA_WS_ZERO);
 	p.part_ml = (float *)((uint8_t *)a->ws + EXL3_CUDA_WS_ZERO + s.part_bytes);

@@ -57,11 +57,12 @@ template <int CACHE, int DP_, int VP_, int STAGES_, bool EXACT_> struct config {
 	static_assert(NT == 4 && VT % 4 == 0, "fragments of a warp");
 	static_assert(TILE_H * QROW <= 2 * TILE_H * (4 * PART * 4 + PROW), "q fits part and p");
 	using merger_type = merger<TILE_H, VP>;
-	static_assert(STAGES * KB * ROW >= MERGERS * VT * 8, "the groups exchange O in the stages");
+	static constexpr int OROW = VP + 8; /* words of a row of O */
+	static_assert(STAGES * KB * ROW >= 2 * TILE_H * OROW * 4, "both groups' O fit the stages");
 };
 
 template <class C> struct shared {
-	alignas(128) uint8_t stage[C::STAGES][C::KB][C::ROW]; /* at the end: what the groups exchange */
+	alignas(128) uint8_t stage[C::STAGES][C::KB][C::ROW]; /* at the end: O of both groups */
 	alignas(16) uint8_t recv[C::merger_type::recv_bytes()];
 	alignas(16) float part[2][4][C::TILE_H][C::PART]; /* group, quarter */
 	alignas(16) uint8_t p[2][C::TILE_H][C::PROW];
@@ -78,24 +79,44 @@ __device__ __forceinline__ void sync_group(int group)
 }
 
 /*
- * Q through shared memory into fragments for one quarter of the dims; heads past the last and dims past
- * dim are zero. Uses part and p, before their first use.
+ * Q to shared memory in the MMA type, and from there into fragments for one quarter of the dims; heads
+ * past the last and dims past dim are zero. Uses part and p, before their first use. Loops stay rolled:
+ * code that runs once costs its fetch from L2.
  */
 template <class C>
 __device__ __forceinline__ void load_q(shared<C> &sm, uint32_t (&qf)[C::KSTEPS][4], const uint8_t *q,
 				       uint32_t dtype, uint32_t heads, uint32_t dim, int w, int t)
 {
-	const size_t head_bytes = (size_t)dim * (dtype == EXL3_F32 ? 4 : 2);
+	constexpr uint32_t PER_ROW = C::DP / 8, ALL = C::TILE_H * PER_ROW;
 	const int lane = t & 31;
 	uint8_t *stage = (uint8_t *)sm.part;
 
-	for (int u = t; u < C::TILE_H * C::DP / 8; u += MERGERS) {
-		const uint32_t head = u / (C::DP / 8), d = u % (C::DP / 8) * 8;
-		uint4 v = make_uint4(0, 0, 0, 0);
+	if (dtype != EXL3_F32) {
+#pragma unroll 1
+		for (uint32_t u = t; u < ALL; u += MERGERS) {
+			const uint32_t head = u / PER_ROW, d = u % PER_ROW * 8;
+			const bool in = head < heads && d < dim;
 
-		if (head < heads && d < dim)
-			v = load_q8<C::BF16>(q + head * head_bytes, dtype, d);
-		*(uint4 *)(stage + head * C::QROW + d * 2) = v;
+			cp_async16(smem_addr(stage + head * C::QROW + d * 2),
+				   in ? q + ((size_t)head * dim + d) * 2 : q, in ? 16 : 0);
+		}
+		cp_async_commit();
+		cp_async_wait<0>();
+	}
+	/* Each thread converts what it has copied itself. */
+	if (dtype != (C::BF16 ? EXL3_BF16 : EXL3_F16)) {
+#pragma unroll 1
+		for (uint32_t u = t; u < ALL; u += MERGERS) {
+			const uint32_t head = u / PER_ROW, d = u % PER_ROW * 8;
+			uint8_t *at = stage + head * C::QROW + d * 2;
+			uint4 v = make_uint4(0, 0, 0, 0);
+
+			if (dtype != EXL3_F32)
+				v = load_q8<C::BF16>(at, dtype, 0);
+			else if (head < heads && d < dim)
+				v = load_q8<C::BF16>(q + (size_t)head * dim * 4, dtype, d);
+			*(uint4 *)at = v;
+		}
 	}
 	sync_mergers();
 #pragma unroll
@@ -329,114 +350,95 @@ __device__ __forceinline__ void consume(shared<C> &sm, const uint32_t (&qf)[C::K
 	}
 }
 
-/*
- * Both groups' O become one: each thread gives half of its tiles to its twin in the other group, and
- * keeps h[i] = merged tile group * VT/2 + i. Returns max and sum of rows g and g + 8 of the lane.
- */
+/* A group's O fragments to shared memory as [16][OROW] f32. */
 template <class C>
-__device__ __forceinline__ void merge_two_groups(shared<C> &sm, const float (&o)[C::VT][4],
-						 float (&h)[C::VT / 2][4], float (&m)[2], float (&l)[2],
-						 int group, int t)
+__device__ __forceinline__ void spill_o(float *osm, const float (&o)[C::VT][4], int w, int lane)
 {
-	const int g = (t & 31) >> 2;
-	float4 *swap = (float4 *)sm.stage;
-	float mine[2], other[2];
+	const int g = lane >> 2, l4 = lane & 3;
+	float *at = osm + g * C::OROW + w * C::VW + (C::FP8 ? 4 : 2) * l4;
 
 #pragma unroll
-	for (int r = 0; r < 2; r++) {
-		const float m0 = sm.ml[0][0][g + 8 * r], m1 = sm.ml[1][0][g + 8 * r];
-
-		m[r] = fmaxf(m0, m1);
-		const float base = exponent_base(m[r]);
-		const float w0 = exp2_fast(m0 - base), w1 = exp2_fast(m1 - base);
-
-		mine[r] = group ? w1 : w0;
-		other[r] = group ? w0 : w1;
-		l[r] = w0 * sm.ml[0][1][g + 8 * r] + w1 * sm.ml[1][1][g + 8 * r];
-	}
+	for (int vt = 0; vt < C::VT; vt += C::FP8 ? 2 : 1) {
 #pragma unroll
-	for (int i = 0; i < C::VT / 2; i++) {
-		float give[4];
-
-#pragma unroll
-		for (int k = 0; k < 4; k++) {
-			give[k] = group ? o[i][k] : o[C::VT / 2 + i][k];
-			h[i][k] = (group ? o[C::VT / 2 + i][k] : o[i][k]) * mine[k >> 1];
+		for (int r = 0; r < 2; r++) {
+			if constexpr (C::FP8)
+				*(float4 *)(at + r * 8 * C::OROW + vt * 8) =
+					make_float4(o[vt][2 * r], o[vt + 1][2 * r], o[vt][2 * r + 1],
+						    o[vt + 1][2 * r + 1]);
+			else
+				*(float2 *)(at + r * 8 * C::OROW + vt * 8) =
+					make_float2(o[vt][2 * r], o[vt][2 * r + 1]);
 		}
-		swap[(i * 2 + group) * 128 + t] = make_float4(give[0], give[1], give[2], give[3]);
-	}
-	sync_mergers();
-#pragma unroll
-	for (int i = 0; i < C::VT / 2; i++) {
-		const float4 v = swap[(i * 2 + (group ^ 1)) * 128 + t];
-
-		h[i][0] += v.x * other[0];
-		h[i][1] += v.y * other[0];
-		h[i][2] += v.z * other[1];
-		h[i][3] += v.w * other[1];
 	}
 }
 
+/* Max and sum of a row over both groups, and the groups' weights. */
+struct row_sum {
+	float m, l, w0, w1;
+};
+
+template <class C> __device__ __forceinline__ row_sum sum_groups(const shared<C> &sm, int row)
+{
+	const float m0 = sm.ml[0][0][row], m1 = sm.ml[1][0][row];
+	row_sum s;
+
+	s.m = fmaxf(m0, m1);
+	const float base = exponent_base(s.m);
+
+	s.w0 = exp2_fast(m0 - base);
+	s.w1 = exp2_fast(m1 - base);
+	s.l = s.w0 * sm.ml[0][1][row] + s.w1 * sm.ml[1][1][row];
+	return s;
+}
+
+/* Both groups' O become one and go to the caller, or to the ranks of the cluster. */
 template <class C>
 __device__ __forceinline__ void deliver(shared<C> &sm, const params &p, const target &to,
 					const float (&o)[C::VT][4], int group, int t)
 {
-	const int w = t >> 5, lane = t & 31, g = lane >> 2, l4 = lane & 3;
-	const int c0 = (w * C::VW + group * (C::VW / 2)) / 16; /* first chunk of 16 dims */
+	constexpr int PER_ROW = C::VP / 4; /* units of four dims */
 	const typename C::merger_type mg(sm.merge, (float *)sm.recv, smem_addr(&sm.merged), p);
-	float h[C::VT / 2][4], m[2], l[2];
+	float *osm = (float *)sm.stage;
+	const int u0 = group * 128 + t;
 
-	sync_mergers();
-	merge_two_groups<C>(sm, o, h, m, l, group, t);
-	if (p.splits == 1) {
-		const float f[2] = {to.factor(l[0]), to.factor(l[1])};
-
-#pragma unroll
-		for (int vt = 0; vt < C::VT / 2; vt += C::FP8 ? 2 : 1) {
-#pragma unroll
-			for (int r = 0; r < 2; r++) {
-				const int d = c0 * 16 + vt * 8;
-
-				if constexpr (C::FP8)
-					to.store4(g + 8 * r, d + 4 * l4,
-						  make_float4(h[vt][2 * r] * f[r], h[vt + 1][2 * r] * f[r],
-							      h[vt][2 * r + 1] * f[r],
-							      h[vt + 1][2 * r + 1] * f[r]));
-				else
-					to.store2(g + 8 * r, d + 2 * l4, h[vt][2 * r] * f[r],
-						  h[vt][2 * r + 1] * f[r]);
-			}
-		}
-		if (group == 0 && w == 0 && l4 == 0) {
-			to.store_lse(g, m[0], l[0]);
-			to.store_lse(g + 8, m[1], l[1]);
-		}
-		return;
-	}
+	sync_mergers(); /* both groups are done with the stages */
+	spill_o<C>(osm + group * C::TILE_H * C::OROW, o, t >> 5, t & 31);
 	if (p.cluster > 1)
 		cluster_wait(); /* all mbarriers are ready */
-	/* The eight warps share the ranks. */
-	if (l4 < 2)
-		for (uint32_t r = group * 4 + w; r < p.cluster; r += 8)
-			mg.push_ml(r, g + 8 * l4, l4 ? m[1] : m[0], l4 ? l[1] : l[0]);
-#pragma unroll
-	for (int c = 0; c < C::VT / 4; c++) {
-		uint32_t bar;
-		const uint32_t at = mg.slot(c0 + c, bar) + (g * 16 + (C::FP8 ? 4 : 2) * l4) * 4;
+	sync_mergers();
+	if (p.splits > 1 && u0 / C::TILE_H < (int)p.cluster) {
+		const row_sum s = sum_groups<C>(sm, u0 % C::TILE_H);
 
-#pragma unroll
-		for (int r = 0; r < 2; r++) {
-			const float(&a)[4] = h[2 * c], (&b)[4] = h[2 * c + 1];
+		mg.push_ml(u0 / C::TILE_H, u0 % C::TILE_H, s.m, s.l);
+	}
+#pragma unroll 2
+	for (int u = u0; u < C::TILE_H * PER_ROW; u += MERGERS) {
+		const int row = u / PER_ROW, d = u % PER_ROW * 4;
+		const row_sum s = sum_groups<C>(sm, row);
+		const float4 a = *(const float4 *)(osm + row * C::OROW + d);
+		const float4 b = *(const float4 *)(osm + (C::TILE_H + row) * C::OROW + d);
+		float4 v = make_float4(0, 0, 0, 0);
 
-			if constexpr (C::FP8) {
-				push4(at + r * 512, bar, a[2 * r], b[2 * r], a[2 * r + 1], b[2 * r + 1]);
-			} else {
-				push2(at + r * 512, bar, a[2 * r], a[2 * r + 1]);
-				push2(at + r * 512 + 32, bar, b[2 * r], b[2 * r + 1]);
-			}
+		fma4(v, s.w0, a);
+		fma4(v, s.w1, b);
+		if (p.splits == 1) {
+			const float f = to.factor(s.l);
+
+			to.store4(row, d, make_float4(v.x * f, v.y * f, v.z * f, v.w * f));
+		} else {
+			uint32_t bar;
+			const uint32_t at = mg.slot(d / 16, bar);
+
+			push4(at + (row * 16 + d % 16) * 4, bar, v.x, v.y, v.z, v.w);
 		}
 	}
-	mg.finish(to, group * 128 + t);
+	if (p.splits > 1) {
+		mg.finish(to, u0);
+	} else if (u0 < C::TILE_H) {
+		const row_sum s = sum_groups<C>(sm, u0);
+
+		to.store_lse(u0, s.m, s.l);
+	}
 }
 
 template <class C>
@@ -465,7 +467,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) kernel(const __grid_constant__ 
 			mbar_init(smem_addr(&sm.empty[i]), 4);
 		}
 		if (p.splits > 1)
-			C::merger_type::expect(smem_addr(&sm.merged), p.cluster);
+			C::merger_type::expect(smem_addr(&sm.merged), p);
 	}
 	if constexpr (!C::EXACT) {
 		/* Columns past dim are never loaded; zeros there keep NaN out of S. */

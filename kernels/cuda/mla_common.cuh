@@ -27,10 +27,11 @@ constexpr int MERGERS = 256; /* threads that compute and merge, in every kernel:
 struct params {
 	/* First, so that one constant line holds what every thread needs at once. */
 	uint32_t nr_entries, heads, dim, value_dim;
-	uint32_t head_tiles, splits, cluster, groups;
+	uint32_t head_tiles, splits, cluster, groups, most;
 	uint32_t *counters; /* [items, cluster], zero; left zero */
 	float *part;        /* [items, groups, TILE_H * VP] in the order of merge units */
 	float *part_ml;     /* [items, groups, cluster, 2, TILE_H] max and sum */
+	uint8_t first_chunk[CLUSTER_MAX + 1]; /* of each rank; CHUNKS past the last */
 	struct exl3_cuda_mla_entry entries[EXL3_CUDA_MLA_ENTRIES_MAX];
 };
 
@@ -263,12 +264,11 @@ template <int TILE_H, int VP> struct merger {
 	float *recv;  /* [ranks][most chunks of a rank][CHUNK_FLOATS], local */
 	uint32_t bar; /* local mbarrier: everything has arrived */
 	const params &p;
-	uint32_t item, rank, ranks, group, groups, most;
+	uint32_t item, rank, ranks, group, groups, most; /* most: chunks of a rank */
 
 	__device__ __forceinline__ merger(merge_shared<TILE_H> &s, float *r, uint32_t b, const params &ps)
 	    : sm(s), recv(r), bar(b), p(ps), item(blockIdx.x), rank(cluster_rank()), ranks(ps.cluster),
-	      group(blockIdx.y / ps.cluster), groups(ps.groups),
-	      most((CHUNKS + ps.cluster - 1) / ps.cluster)
+	      group(ps.groups == 1 ? 0 : blockIdx.y / ps.cluster), groups(ps.groups), most(ps.most)
 	{
 	}
 
@@ -287,18 +287,19 @@ template <int TILE_H, int VP> struct merger {
 
 	__device__ __forceinline__ uint32_t first_chunk(uint32_t r) const
 	{
-		return (r * CHUNKS + ranks - 1) / ranks;
+		return p.first_chunk[r];
 	}
 
 	/* One thread, at the start: readies the mbarrier for what all ranks will push. */
-	static __device__ __forceinline__ void expect(uint32_t mbar, uint32_t cluster)
+	static __device__ __forceinline__ void expect(uint32_t mbar, const params &p)
 	{
 		const uint32_t r = cluster_rank();
-		const uint32_t first = (r * CHUNKS + cluster - 1) / cluster;
-		const uint32_t end = ((r + 1) * CHUNKS + cluster - 1) / cluster;
 
 		mbar_init(mbar, 1);
-		mbar_expect(mbar, cluster * ((end - first) * CHUNK_FLOATS + 2 * TILE_H) * 4);
+		mbar_expect(mbar, p.cluster *
+					  ((p.first_chunk[r + 1] - p.first_chunk[r]) * CHUNK_FLOATS +
+					   2 * TILE_H) *
+					  4);
 	}
 
 	/* One thread per row, and for each rank: this CTA's max and sum. */
@@ -333,14 +334,20 @@ template <int TILE_H, int VP> struct merger {
 		const int units = (int)(first_chunk(rank + 1) - c0) * (CHUNK_FLOATS / 4);
 		float4 *part = (float4 *)p.part + (size_t)item * groups * UNITS + c0 * (CHUNK_FLOATS / 4);
 
+#pragma unroll 1
 		for (int u = t; u < units; u += MERGERS) {
 			const int row = u % (CHUNK_FLOATS / 4) / 4;
 			float4 acc = make_float4(0, 0, 0, 0);
 
-#pragma unroll 4
-			for (uint32_t i = 0; i < ranks; i++)
-				fma4(acc, sm.weight[i][row],
-				     *(const float4 *)(recv + (size_t)i * most * CHUNK_FLOATS + u * 4));
+#pragma unroll 1
+			for (uint32_t i = 0; i < ranks; i += 4) {
+#pragma unroll
+				for (uint32_t k = i; k < i + 4; k++)
+					if (k < ranks)
+						fma4(acc, sm.weight[k][row],
+						     *(const float4 *)(recv +
+								       (size_t)k * most * CHUNK_FLOATS + u * 4));
+			}
 			if (groups == 1)
 				store(to, c0, u, acc);
 			else
@@ -358,6 +365,7 @@ private:
 	{
 		const uint32_t i = t & 15;
 
+#pragma unroll 1
 		for (int row = t >> 4; row < TILE_H; row += MERGERS / 16) {
 			const float mine = i < n ? sm.ml[0][i][row] : -CUDART_INF_F;
 			float m = mine, l;
@@ -417,6 +425,7 @@ private:
 		sync_mergers();
 		if (!sm.last)
 			return;
+#pragma unroll 1
 		for (uint32_t u = t; u < groups * 2 * TILE_H; u += MERGERS) {
 			const uint32_t i = u / (2 * TILE_H), k = u % (2 * TILE_H);
 
@@ -425,13 +434,19 @@ private:
 		}
 		sync_mergers();
 		weigh(groups, t);
+#pragma unroll 1
 		for (int u = t; u < units; u += MERGERS) {
 			const int row = u % (CHUNK_FLOATS / 4) / 4;
 			float4 acc = make_float4(0, 0, 0, 0);
 
-#pragma unroll 4
-			for (uint32_t i = 0; i < groups; i++)
-				fma4(acc, sm.weight[i][row], __ldcg(part + (size_t)i * UNITS + u));
+#pragma unroll 1
+			for (uint32_t i = 0; i < groups; i += 4) {
+#pragma unroll
+				for (uint32_t k = i; k < i + 4; k++)
+					if (k < groups)
+						fma4(acc, sm.weight[k][row],
+						     __ldcg(part + (size_t)k * UNITS + u));
+			}
 			store(to, c0, u, acc);
 		}
 		store_lse(to, t);

@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_consta
 			mbar_init(smem_addr(&sm.empty[i]), MERGERS);
 		}
 		if (p.splits > 1)
-			C::merger_type::expect(smem_addr(&sm.merged), p.cluster);
+			C::merger_type::expect(smem_addr(&sm.merged), p);
 		fence_async_proxy();
 	}
 	__syncthreads();
