@@ -208,7 +208,6 @@ void ex_run(struct ex_lm *lm)
 		if (cqe.result == -ESTALE)
 			ex_die("the daemon went away");
 		if (cqe.result < 0)
-			ex_die("a request failed: %s (detail %llu)", strerror(-cqe.result),
-			       (unsigned long long)cqe.detail);
+			ex_die("a request failed: %s", exl3_result_text(&cqe));
 	}
 }

@@ -53,6 +53,13 @@ def test_every_verb_is_in_the_manual(env):
         check(f"--{option}" in page, f"exl3ctl.1 does not mention --{option}")
 
 
+def test_every_function_is_in_the_manual(env):
+    page, exported = read("client/man/exl3.3"), re.findall(r"^\t(exl3_\w+);", read("client/libexl3.map"), re.M)
+    check(len(exported) > 30, f"exported: {exported}")
+    for name in exported:
+        check(re.search(rf"\b{name} \(\)", page), f"exl3.3 does not mention {name}")
+
+
 def test_every_file_that_is_named_exists(env):
     for path in ["README.md"] + sorted(os.path.relpath(p, TOP) for p in glob.glob(os.path.join(TOP, "docs", "*.md"))):
         text, here = read(path), os.path.dirname(os.path.join(TOP, path))
