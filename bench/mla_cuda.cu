@@ -107,11 +107,12 @@ __global__ void read_all(const uint4 *src, size_t n, uint32_t *sink)
 }
 
 /* Rows gathered with plain 16-byte loads and nothing else: what the memory gives for this pattern. */
-__global__ void __launch_bounds__(256) gather(const uint8_t *cache, const int32_t *idx, uint32_t keys,
-					      uint32_t row_bytes, uint32_t *sink)
+__global__ void __launch_bounds__(256) gather(const uint8_t *cache, const int32_t *idx,
+					      uint32_t keys, uint32_t row_bytes, uint32_t *sink)
 {
 	const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-	const uint32_t nr_warps = gridDim.x * 8, w = blockIdx.x * 8 + warp, per = (keys + nr_warps - 1) / nr_warps;
+	const uint32_t nr_warps = gridDim.x * 8, w = blockIdx.x * 8 + warp,
+		       per = (keys + nr_warps - 1) / nr_warps;
 	uint32_t acc = 0;
 
 	for (uint32_t k = w * per; k < min(w * per + per, keys); k += 4) {
@@ -159,9 +160,9 @@ __global__ void __launch_bounds__(256, 1) tensor_rate(float *sink)
 		exl3_mla::wgmma_fence();
 #pragma unroll
 		for (int k = 0; k < 4; k++)
-			exl3_mla::wgmma_values<true>(d, exl3_mla::desc_k_major(base) + k * 2,
-						     exl3_mla::desc_mn_major(base + 8192, 8192) + k * 128,
-						     true);
+			exl3_mla::wgmma_values<true>(
+				d, exl3_mla::desc_k_major(base) + k * 2,
+				exl3_mla::desc_mn_major(base + 8192, 8192) + k * 128, true);
 		exl3_mla::wgmma_commit();
 		exl3_mla::wgmma_wait<0>();
 	}
@@ -242,14 +243,15 @@ double max_error(const cell &c, const operands &op)
 	must(cudaMemcpy(o.data(), op.o, o.size() * 4, cudaMemcpyDeviceToHost), "copy");
 	must(cudaMemcpy(idx.data(), op.indices, idx.size() * 4, cudaMemcpyDeviceToHost), "copy");
 	for (uint32_t i = 0; i < c.topk; i++) {
-		must(cudaMemcpy(row.data(), (uint8_t *)op.cache + idx[i] * op.row_bytes, op.row_bytes,
-				cudaMemcpyDeviceToHost),
+		must(cudaMemcpy(row.data(), (uint8_t *)op.cache + idx[i] * op.row_bytes,
+				op.row_bytes, cudaMemcpyDeviceToHost),
 		     "copy");
 		for (size_t d = 0; d < dim; d++)
-			kv[i * dim + d] = c.cache == EXL3_E4M3
-						  ? __half2float(__half(__nv_cvt_fp8_to_halfraw(
-							    row[d], __NV_E4M3)))
-						  : __bfloat162float(((const __nv_bfloat16 *)row.data())[d]);
+			kv[i * dim + d] =
+				c.cache == EXL3_E4M3
+					? __half2float(__half(
+						  __nv_cvt_fp8_to_halfraw(row[d], __NV_E4M3)))
+					: __bfloat162float(((const __nv_bfloat16 *)row.data())[d]);
 	}
 	for (uint32_t h = 0; h < std::min(c.heads, 4u); h++) {
 		std::vector<double> p(c.topk), ref(c.value_dim);
@@ -257,7 +259,8 @@ double max_error(const cell &c, const operands &op)
 
 		for (uint32_t i = 0; i < c.topk; i++) {
 			for (size_t d = 0; d < dim; d++)
-				p[i] += (double)__bfloat162float(((const __nv_bfloat16 *)q.data())[h * dim + d]) *
+				p[i] += (double)__bfloat162float(
+						((const __nv_bfloat16 *)q.data())[h * dim + d]) *
 					kv[i * dim + d];
 			p[i] /= sqrt((double)dim);
 			top = fmax(top, p[i]);
@@ -319,8 +322,8 @@ struct exl3_cuda_mla args_of(const cell &c, const struct exl3_cuda_mla_entry *e,
 }
 
 template <class LAUNCH>
-double time_kernel(const char *name, LAUNCH launch, const cell &c, const operands &op, uint32_t batch,
-		   uint32_t cluster, uint32_t groups, int replays = REPLAYS)
+double time_kernel(const char *name, LAUNCH launch, const cell &c, const operands &op,
+		   uint32_t batch, uint32_t cluster, uint32_t groups, int replays = REPLAYS)
 {
 	const auto enqueue = [&](int i, cudaStream_t st) {
 		const struct exl3_cuda_mla_entry e = entry_of(c, op, batch, i);
@@ -376,46 +379,51 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 	select_rows<<<256, 256>>>(op.indices, nr * c.topk, (uint32_t)op.slots, 99, c.pages);
 	must(cudaDeviceSynchronize(), "fill");
 	for (uint32_t batch : batches) {
-		const double bytes = std::min((double)batch * c.topk, (double)op.slots) * op.row_bytes;
+		const double bytes =
+			std::min((double)batch * c.topk, (double)op.slots) * op.row_bytes;
 		const double bound = std::max(bytes / read_bytes_per_us,
-					      2.0 * batch * c.heads * c.topk * (c.dim + c.value_dim) / flops_per_us);
+					      2.0 * batch * c.heads * c.topk *
+						      (c.dim + c.value_dim) / flops_per_us);
 
 		op.calls = (int)(nr / batch);
 		const double plain = time_graph(op.calls, [&](int i, cudaStream_t st) {
-			gather<<<sms * 2, 256, 0, st>>>((uint8_t *)op.cache,
-							op.indices + (size_t)c.topk * batch * i,
-							c.topk * batch, (uint32_t)op.row_bytes, (uint32_t *)ws + 8);
+			gather<<<sms * 2, 256, 0, st>>>(
+				(uint8_t *)op.cache, op.indices + (size_t)c.topk * batch * i,
+				c.topk * batch, (uint32_t)op.row_bytes, (uint32_t *)ws + 8);
 		});
 		for (const struct exl3_cuda_mla_kernel *k = exl3_cuda_mla_kernels; k->name; k++) {
-			if (!takes(k, c, op, batch) || (strstr(k->name, "_any") && k != chosen(c, op, batch)))
+			if (!takes(k, c, op, batch) ||
+			    (strstr(k->name, "_any") && k != chosen(c, op, batch)))
 				continue;
 			const double us = time_kernel(k->name, k->launch, c, op, batch, 0, 0);
 			const double err = max_error(c, op);
 
 			fprintf(stderr,
-				"%c %-17s %3u heads %u/%u %-7s B=%-4u %8.2f us  gather only %7.2f  bound %6.2f  err %.4f\n",
-				k == chosen(c, op, batch) ? '*' : ' ', k->name, c.heads, c.dim, c.value_dim, layout(c), batch, us,
-				plain, bound, err);
+				"%c %-17s %3u heads %u/%u %-7s B=%-4u %8.2f us  gather only %7.2f  "
+				"bound %6.2f  err %.4f\n",
+				k == chosen(c, op, batch) ? '*' : ' ', k->name, c.heads, c.dim,
+				c.value_dim, layout(c), batch, us, plain, bound, err);
 			/* The file holds what callers get. */
 			if (csv && k == chosen(c, op, batch)) {
-				fprintf(csv, "%u,%u,%u,%s,%s,%u,%u,%.2f,%.2f,%.5f\n", c.heads, c.dim,
-					c.value_dim, cache_name, layout(c), c.topk, batch, us,
-					bound, err);
+				fprintf(csv, "%u,%u,%u,%s,%s,%u,%u,%.2f,%.2f,%.5f\n", c.heads,
+					c.dim, c.value_dim, cache_name, layout(c), c.topk, batch,
+					us, bound, err);
 			}
 		}
 		if (!sweep || batch == 2)
 			continue;
-		static const uint32_t splits[][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {5, 1}, {6, 1}, {7, 1},
-						     {8, 1}, {16, 1}, {4, 2}, {7, 2}, {8, 2}, {4, 4}, {5, 4},
-						     {7, 4}, {8, 4}, {16, 2}, {16, 4}, {4, 8}, {7, 8}, {8, 8},
-						     {4, 16}, {7, 16}, {8, 16}, {2, 16}};
+		static const uint32_t splits[][2] = {
+			{1, 1}, {2, 1}, {3, 1}, {4, 1},  {5, 1},  {6, 1},  {7, 1}, {8, 1},  {16, 1},
+			{4, 2}, {7, 2}, {8, 2}, {4, 4},  {5, 4},  {7, 4},  {8, 4}, {16, 2}, {16, 4},
+			{4, 8}, {7, 8}, {8, 8}, {4, 16}, {7, 16}, {8, 16}, {2, 16}};
 		const uint64_t items = (uint64_t)batch * ((c.heads + 15) / 16);
 		const auto sweep_one = [&](const char *name, auto launch) {
 			fprintf(stderr, "  sweep %-18s", name);
 			for (const auto &s : splits) {
 				const uint64_t ctas = items * s[0] * s[1];
 
-				if (ctas > (uint64_t)sms || (ctas < (uint64_t)sms / 4 && ctas < items * 16))
+				if (ctas > (uint64_t)sms ||
+				    (ctas < (uint64_t)sms / 4 && ctas < items * 16))
 					continue;
 				fprintf(stderr, " %ux%u:%.2f", s[0], s[1],
 					time_kernel(name, launch, c, op, batch, s[0], s[1], 5));
@@ -427,11 +435,12 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 			if (takes(k, c, op, batch) && !strstr(k->name, "_any"))
 				sweep_one(k->name, k->launch);
 		for (const auto &v : mla_variants)
-			if (batch >= 64 && c.cache == v.in->cache_dtype && (int)c.dim == v.in->dim_cap &&
-			    (int)c.value_dim == v.in->value_cap)
-				sweep_one(v.name, [&](const struct exl3_cuda_mla *a, cudaStream_t st) {
-					return exl3_mla::launch(*v.in, a, st);
-				});
+			if (batch >= 64 && c.cache == v.in->cache_dtype &&
+			    (int)c.dim == v.in->dim_cap && (int)c.value_dim == v.in->value_cap)
+				sweep_one(v.name,
+					  [&](const struct exl3_cuda_mla *a, cudaStream_t st) {
+						  return exl3_mla::launch(*v.in, a, st);
+					  });
 	}
 	must(cudaFree(op.cache), "free");
 	must(cudaFree(op.q), "free");
@@ -495,7 +504,8 @@ int main(int argc, char **argv)
 			sweep = true;
 			break;
 		default:
-			fprintf(stderr, "usage: mla_cuda [-o FILE] [-c COMMAND] [-r COMMIT] [-s]\n");
+			fprintf(stderr,
+				"usage: mla_cuda [-o FILE] [-c COMMAND] [-r COMMIT] [-s]\n");
 			return 2;
 		}
 	}
@@ -521,8 +531,8 @@ int main(int argc, char **argv)
 	cudaRuntimeGetVersion(&runtime);
 	strftime(date, sizeof(date), "%Y-%m-%d", gmtime(&now));
 	measure_tensor();
-	fprintf(stderr, "%s: read %.2f TB/s, bf16 %.0f TFLOP/s, tiny kernel in a graph %.2f us\n", prop.name,
-		read_bytes_per_us / 1e6, flops_per_us / 1e6, tiny);
+	fprintf(stderr, "%s: read %.2f TB/s, bf16 %.0f TFLOP/s, tiny kernel in a graph %.2f us\n",
+		prop.name, read_bytes_per_us / 1e6, flops_per_us / 1e6, tiny);
 	if (file) {
 		csv = fopen(file, "w");
 		if (!csv) {
@@ -530,10 +540,12 @@ int main(int argc, char **argv)
 			return 2;
 		}
 		fprintf(csv,
-			"# %s; commit %s; %s; %s; driver CUDA %d.%d, runtime %d.%d; HBM read %.2f TB/s; bf16 %.0f "
+			"# %s; commit %s; %s; %s; driver CUDA %d.%d, runtime %d.%d; HBM read %.2f "
+			"TB/s; bf16 %.0f "
 			"TFLOP/s; tiny kernel in a graph %.2f us\n",
-			command, commit, date, prop.name, driver / 1000, driver % 1000 / 10, runtime / 1000,
-			runtime % 1000 / 10, read_bytes_per_us / 1e6, flops_per_us / 1e6, tiny);
+			command, commit, date, prop.name, driver / 1000, driver % 1000 / 10,
+			runtime / 1000, runtime % 1000 / 10, read_bytes_per_us / 1e6,
+			flops_per_us / 1e6, tiny);
 		fprintf(csv, "heads,dim,value_dim,cache,layout,topk,batch,us,bound_us,max_err\n");
 	}
 	const std::vector<uint32_t> batches = {1, 2, 4, 8, 16, 32, 64, 128};
@@ -546,7 +558,8 @@ int main(int argc, char **argv)
 	bench({128, 576, 512, EXL3_BF16, false, TOPK, 0}, {1, 4, 16, 128}, sweep);
 	bench({64, 576, 512, EXL3_BF16, false, TOPK, 0}, {1, 16, 64, 128}, false);
 	bench({64, 576, 512, EXL3_BF16, false, TOPK, 16384}, {1024, 4096}, false);
-	bench({16, 576, 512, EXL3_BF16, false, TOPK, 0}, {1, 128}, false); /* spread: first cells again */
+	bench({16, 576, 512, EXL3_BF16, false, TOPK, 0}, {1, 128},
+	      false); /* spread: first cells again */
 	if (csv && fclose(csv)) {
 		perror(file);
 		return 2;

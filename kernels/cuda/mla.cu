@@ -17,10 +17,12 @@ using namespace exl3_mla;
 
 namespace exl3_mla
 {
-#define EXL3_MLA_LIST(X)                                                                           \
-	X(mla_wide_bf16_576) X(mla_wide_bf16_512) X(mla_wide_f16_576) X(mla_wide_f16_512)              \
-	X(mla_bf16_576) X(mla_bf16_512) X(mla_bf16_any) X(mla_bf16_small) X(mla_f16_576) X(mla_f16_512) X(mla_f16_any) X(mla_f16_small)   \
-	X(mla_e4m3_576) X(mla_e4m3_512) X(mla_e4m3_any)
+#define EXL3_MLA_LIST(X)                                                                        \
+	X(mla_wide_bf16_576)                                                                    \
+	X(mla_wide_bf16_512) X(mla_wide_f16_576) X(mla_wide_f16_512) X(mla_bf16_576)            \
+		X(mla_bf16_512) X(mla_bf16_any) X(mla_bf16_small) X(mla_f16_576) X(mla_f16_512) \
+			X(mla_f16_any) X(mla_f16_small) X(mla_e4m3_576) X(mla_e4m3_512)         \
+				X(mla_e4m3_any)
 #define EXL3_MLA_DECLARE(name) extern const instance name;
 EXL3_MLA_LIST(EXL3_MLA_DECLARE)
 } // namespace exl3_mla
@@ -91,7 +93,8 @@ uint32_t capacity(const instance &in, int sms, uint32_t s)
 		return (uint32_t)n;
 	set_cluster(&cfg, &attr, in, s);
 	cfg.gridDim = dim3(1, s);
-	if (!prepare(in, s) || cudaOccupancyMaxActiveClusters(&n, in.fn, &cfg) != cudaSuccess || n < 1) {
+	if (!prepare(in, s) || cudaOccupancyMaxActiveClusters(&n, in.fn, &cfg) != cudaSuccess ||
+	    n < 1) {
 		(void)cudaGetLastError();
 		n = sms / 18 * (16 / (int)s); /* a guess for a place without the device */
 	}
@@ -104,7 +107,8 @@ uint32_t capacity(const instance &in, int sms, uint32_t s)
 struct split plan(const instance &in, uint64_t items, uint32_t topk, int sms, bool clusters)
 {
 	static const uint8_t sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 16};
-	const float row_ns = (float)in.dim_cap * (in.cache_dtype == EXL3_E4M3 ? 1 : 2) / HBM_BYTES_PER_NS;
+	const float row_ns =
+		(float)in.dim_cap * (in.cache_dtype == EXL3_E4M3 ? 1 : 2) / HBM_BYTES_PER_NS;
 	struct split best = {1, 1, 1e30f};
 
 	for (const uint32_t s : sizes) {
@@ -115,9 +119,11 @@ struct split plan(const instance &in, uint64_t items, uint32_t topk, int sms, bo
 		for (uint32_t c = 1; c <= CLUSTER_MAX; c++) {
 			const uint64_t ctas = items * s * c, waves = (ctas + cap - 1) / cap;
 			const uint32_t n = s * c, keys = ((topk + n - 1) / n + 15) & ~15u;
-			const float key_ns = fmaxf(in.key_ns, row_ns * fminf((float)ctas, (float)cap));
-			const float ns = waves * (keys * key_ns + in.start_ns + (s > 1 ? CLUSTER_NS : 0) +
-						  (c > 1 ? GROUPS_NS : 0));
+			const float key_ns =
+				fmaxf(in.key_ns, row_ns * fminf((float)ctas, (float)cap));
+			const float ns =
+				waves * (keys * key_ns + in.start_ns + (s > 1 ? CLUSTER_NS : 0) +
+					 (c > 1 ? GROUPS_NS : 0));
 
 			if (ns < best.ns)
 				best = {s, c, ns};
@@ -166,7 +172,8 @@ int describe(const struct exl3_cuda_mla *a, const instance &in, struct shape *re
 		return -EOPNOTSUPP;
 	ret->part_bytes = ret->ml_bytes = 0;
 	if (ret->split.groups > 1) {
-		ret->part_bytes = items * ret->split.groups * in.tile_h * in.value_cap * sizeof(float);
+		ret->part_bytes =
+			items * ret->split.groups * in.tile_h * in.value_cap * sizeof(float);
 		ret->ml_bytes = items * ret->split.groups * ret->split.cluster * in.tile_h * 2 *
 				sizeof(float);
 		if (items * ret->split.cluster * sizeof(uint32_t) > EXL3_CUDA_WS_ZERO)
@@ -182,8 +189,9 @@ bool exl3_mla::supports(const instance &in, const struct exl3_cuda_mla *a)
 	struct shape s;
 
 	if (a->cache_dtype != in.cache_dtype || !a->nr_entries ||
-	    a->nr_entries > EXL3_CUDA_MLA_ENTRIES_MAX || !a->heads || a->heads > EXL3_MLA_HEADS_MAX ||
-	    !a->dim || !a->value_dim || a->dim % 16 || a->value_dim % 16 || a->value_dim > a->dim)
+	    a->nr_entries > EXL3_CUDA_MLA_ENTRIES_MAX || !a->heads ||
+	    a->heads > EXL3_MLA_HEADS_MAX || !a->dim || !a->value_dim || a->dim % 16 ||
+	    a->value_dim % 16 || a->value_dim > a->dim)
 		return false;
 	if (in.exact ? (int)a->dim != in.dim_cap || (int)a->value_dim != in.value_cap
 		     : (int)a->dim > in.dim_cap || (int)a->value_dim > in.value_cap)
@@ -197,7 +205,8 @@ bool exl3_mla::supports(const instance &in, const struct exl3_cuda_mla *a)
 		if (e.cache_stride % 16 || e.q_stride % 16 || e.o_stride % 16)
 			return false;
 		/* Row offsets are 32-bit numbers of 16-byte units below NO_ROW: caches to 64 GiB. */
-		if (e.cache_stride >> 36 || (e.cache_stride && e.slots > ((uint64_t)NO_ROW << 4) / e.cache_stride))
+		if (e.cache_stride >> 36 ||
+		    (e.cache_stride && e.slots > ((uint64_t)NO_ROW << 4) / e.cache_stride))
 			return false;
 	}
 	return describe(a, in, &s) != -EOPNOTSUPP;
@@ -269,12 +278,18 @@ int exl3_mla::launch(const instance &in, const struct exl3_cuda_mla *a, cudaStre
 namespace
 {
 
-#define EXL3_MLA_FUNCTIONS(name)                                                                   \
-	bool name##_supports(const struct exl3_cuda_mla *a) { return supports(exl3_mla::name, a); }    \
-	size_t name##_ws(const struct exl3_cuda_mla *a) { return ws_bytes(exl3_mla::name, a); }        \
-	int name##_launch(const struct exl3_cuda_mla *a, cudaStream_t st)                              \
-	{                                                                                              \
-		return launch(exl3_mla::name, a, st);                                                  \
+#define EXL3_MLA_FUNCTIONS(name)                                          \
+	bool name##_supports(const struct exl3_cuda_mla *a)               \
+	{                                                                 \
+		return supports(exl3_mla::name, a);                       \
+	}                                                                 \
+	size_t name##_ws(const struct exl3_cuda_mla *a)                   \
+	{                                                                 \
+		return ws_bytes(exl3_mla::name, a);                       \
+	}                                                                 \
+	int name##_launch(const struct exl3_cuda_mla *a, cudaStream_t st) \
+	{                                                                 \
+		return launch(exl3_mla::name, a, st);                     \
 	}
 EXL3_MLA_LIST(EXL3_MLA_FUNCTIONS)
 
@@ -293,7 +308,8 @@ const struct exl3_cuda_mla_kernel *exl3_cuda_mla_select(const struct exl3_cuda_m
 		const instance &in = *instances[i];
 		struct shape s;
 
-		if (!exl3_cuda_mla_kernels[i].supports(a) || describe(a, in, &s) || (exact && !in.exact))
+		if (!exl3_cuda_mla_kernels[i].supports(a) || describe(a, in, &s) ||
+		    (exact && !in.exact))
 			continue;
 		if (s.split.ns < best_ns || (in.exact && !exact)) {
 			best = &exl3_cuda_mla_kernels[i];

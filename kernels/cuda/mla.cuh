@@ -43,16 +43,17 @@ template <int CACHE, int DP_, int VP_, int STAGES_, bool EXACT_> struct config {
 	static constexpr int ESIZE = FP8 ? 1 : 2;
 	static constexpr int ROW = DP * ESIZE + 16;    /* bytes of a row in shared memory */
 	static constexpr int CHUNKS = DP * ESIZE / 16; /* of 16 bytes in a row */
-	static constexpr int KEYS_W = KB / PRODUCERS;  /* keys that a producer warp loads per block */
-	static constexpr int SET = 32 / KEYS_W;        /* blocks per register set of offsets */
+	static constexpr int KEYS_W =
+		KB / PRODUCERS;                 /* keys that a producer warp loads per block */
+	static constexpr int SET = 32 / KEYS_W; /* blocks per register set of offsets */
 	static constexpr int LANES = CHUNKS % 8 ? 4 : 8; /* that copy a row together */
-	static constexpr int KSTEPS = DP / 64;         /* k steps of 16 dims of a quarter */
-	static constexpr int NT = KB / 8;              /* tiles of 8 keys */
-	static constexpr int VW = VP / 4;              /* value dims of a warp */
+	static constexpr int KSTEPS = DP / 64;           /* k steps of 16 dims of a quarter */
+	static constexpr int NT = KB / 8;                /* tiles of 8 keys */
+	static constexpr int VW = VP / 4;                /* value dims of a warp */
 	static constexpr int VT = VW / 8;
-	static constexpr int PART = KB + 8;            /* words of a row of partial scores */
-	static constexpr int PROW = KB * 2 + 16;       /* bytes of a row of P */
-	static constexpr int QROW = DP * 2 + 16;       /* bytes of a row of Q on its way to registers */
+	static constexpr int PART = KB + 8;      /* words of a row of partial scores */
+	static constexpr int PROW = KB * 2 + 16; /* bytes of a row of P */
+	static constexpr int QROW = DP * 2 + 16; /* bytes of a row of Q on its way to registers */
 	static_assert(DP % 64 == 0 && VP % 128 == 0 && CHUNKS % LANES == 0, "tile sizes");
 	static_assert(NT == 4 && VT % 4 == 0, "fragments of a warp");
 	static_assert(TILE_H * QROW <= 2 * TILE_H * (4 * PART * 4 + PROW), "q fits part and p");
@@ -84,8 +85,9 @@ __device__ __forceinline__ void sync_group(int group)
  * code that runs once costs its fetch from L2.
  */
 template <class C>
-__device__ __forceinline__ void load_q(shared<C> &sm, uint32_t (&qf)[C::KSTEPS][4], const uint8_t *q,
-				       uint32_t dtype, uint32_t heads, uint32_t dim, int w, int t)
+__device__ __forceinline__ void load_q(shared<C> &sm, uint32_t (&qf)[C::KSTEPS][4],
+				       const uint8_t *q, uint32_t dtype, uint32_t heads,
+				       uint32_t dim, int w, int t)
 {
 	constexpr uint32_t PER_ROW = C::DP / 8, ALL = C::TILE_H * PER_ROW;
 	const int lane = t & 31;
@@ -125,7 +127,8 @@ __device__ __forceinline__ void load_q(shared<C> &sm, uint32_t (&qf)[C::KSTEPS][
 
 		if constexpr (C::FP8) {
 			/* k slots (2q, 2q+1, 2q+8, 2q+9) of a lane are the four adjacent dims 4q.. */
-			const uint8_t *at = stage + (lane >> 2) * C::QROW + (d0 + 4 * (lane & 3)) * 2;
+			const uint8_t *at =
+				stage + (lane >> 2) * C::QROW + (d0 + 4 * (lane & 3)) * 2;
 			const uint2 a = *(const uint2 *)at, b = *(const uint2 *)(at + 8 * C::QROW);
 
 			qf[ks][0] = a.x;
@@ -160,15 +163,18 @@ __device__ __forceinline__ void produce(shared<C> &sm, selection<C> &sel, const 
 			const uint32_t k = r + lane / C::LANES, c = lane % C::LANES;
 			uint32_t bytes;
 			const uint8_t *src = sel.row(cache, j, k, bytes) + c * 16;
-			const uint32_t dst = smem_addr(sm.stage[stage][warp * C::KEYS_W + k]) + c * 16;
+			const uint32_t dst =
+				smem_addr(sm.stage[stage][warp * C::KEYS_W + k]) + c * 16;
 
 			if constexpr (C::EXACT) {
 #pragma unroll
 				for (int i = 0; i < C::CHUNKS / C::LANES; i++)
-					cp_async16(dst + i * C::LANES * 16, src + i * C::LANES * 16, bytes);
+					cp_async16(dst + i * C::LANES * 16, src + i * C::LANES * 16,
+						   bytes);
 			} else {
 				for (uint32_t i = 0; c + i < row_chunks; i += C::LANES)
-					cp_async16(dst + i * 16, bytes ? src + i * 16 : cache, bytes);
+					cp_async16(dst + i * 16, bytes ? src + i * 16 : cache,
+						   bytes);
 			}
 		}
 		mbar_arrive_copies(bar);
@@ -221,7 +227,8 @@ __device__ __forceinline__ void scores(shared<C> &sm, const uint32_t (&qf)[C::KS
 #pragma unroll
 	for (int nt = 0; nt < C::NT; nt++) {
 		*(float2 *)&sm.part[group][w][g][nt * 8 + 2 * l4] = make_float2(s[nt][0], s[nt][1]);
-		*(float2 *)&sm.part[group][w][g + 8][nt * 8 + 2 * l4] = make_float2(s[nt][2], s[nt][3]);
+		*(float2 *)&sm.part[group][w][g + 8][nt * 8 + 2 * l4] =
+			make_float2(s[nt][2], s[nt][3]);
 	}
 }
 
@@ -272,8 +279,8 @@ __device__ __forceinline__ void softmax(shared<C> &sm, uint32_t stage, int group
 
 /* O = alpha O + P V for this warp's dims. Tile pairs of e4m3 hold even and odd dims. */
 template <class C>
-__device__ __forceinline__ void values(shared<C> &sm, float (&o)[C::VT][4], uint32_t stage, int group,
-				       int w, int lane)
+__device__ __forceinline__ void values(shared<C> &sm, float (&o)[C::VT][4], uint32_t stage,
+				       int group, int w, int lane)
 {
 	const float a0 = sm.alpha[group][lane >> 2], a1 = sm.alpha[group][(lane >> 2) + 8];
 
@@ -294,8 +301,8 @@ __device__ __forceinline__ void values(shared<C> &sm, float (&o)[C::VT][4], uint
 		uint32_t p[4];
 
 		ldmatrix4(p, pbase + ks * 32);
-		const uint32_t base =
-			smem_addr(sm.stage[stage][ks * 16 + (lane & 15)]) + w * C::VW * C::ESIZE + (lane >> 4) * 16;
+		const uint32_t base = smem_addr(sm.stage[stage][ks * 16 + (lane & 15)]) +
+				      w * C::VW * C::ESIZE + (lane >> 4) * 16;
 
 #pragma unroll
 		for (int vt = 0; vt < C::VT; vt += C::FP8 ? 4 : 2) {
@@ -312,7 +319,8 @@ __device__ __forceinline__ void values(shared<C> &sm, float (&o)[C::VT][4], uint
 
 					mma16816<false>(o[vt + i], p, __byte_perm(l0, h0, 0x5410),
 							__byte_perm(l1, h1, 0x5410));
-					mma16816<false>(o[vt + i + 1], p, __byte_perm(l0, h0, 0x7632),
+					mma16816<false>(o[vt + i + 1], p,
+							__byte_perm(l0, h0, 0x7632),
 							__byte_perm(l1, h1, 0x7632));
 				}
 			} else {
@@ -363,8 +371,8 @@ __device__ __forceinline__ void spill_o(float *osm, const float (&o)[C::VT][4], 
 		for (int r = 0; r < 2; r++) {
 			if constexpr (C::FP8)
 				*(float4 *)(at + r * 8 * C::OROW + vt * 8) =
-					make_float4(o[vt][2 * r], o[vt + 1][2 * r], o[vt][2 * r + 1],
-						    o[vt + 1][2 * r + 1]);
+					make_float4(o[vt][2 * r], o[vt + 1][2 * r],
+						    o[vt][2 * r + 1], o[vt + 1][2 * r + 1]);
 			else
 				*(float2 *)(at + r * 8 * C::OROW + vt * 8) =
 					make_float2(o[vt][2 * r], o[vt][2 * r + 1]);
@@ -478,7 +486,8 @@ __global__ void __launch_bounds__(C::THREADS, 1) kernel(const __grid_constant__ 
 	if (p.cluster > 1)
 		cluster_arrive(); /* our mbarrier is ready; waited for before the first push */
 	if (warp >= 8) {
-		produce<C>(sm, sel, (const uint8_t *)e.cache, blocks, dim * C::ESIZE / 16, warp - 8, lane);
+		produce<C>(sm, sel, (const uint8_t *)e.cache, blocks, dim * C::ESIZE / 16, warp - 8,
+			   lane);
 		sel.report(e, tile, lane);
 		return; /* cluster barriers do not wait for threads that have exited */
 	}
@@ -509,13 +518,21 @@ __global__ void __launch_bounds__(C::THREADS, 1) kernel(const __grid_constant__ 
 } // namespace exl3_mla
 
 /* Defines exl3_mla::NAME, an instance. */
-#define EXL3_MLA_INSTANTIATE(name, cache, dp, vp, stages, exact)                                     \
-	namespace exl3_mla                                                                           \
-	{                                                                                            \
-	using name##_config = config<cache, dp, vp, stages, exact>;                                  \
-	extern const instance name;                                                                  \
-	const instance name = {(const void *)kernel<name##_config>, sizeof(shared<name##_config>),   \
-			       cache, dp, vp, 16, 384, exact, 10.0f, 5000.0f};                       \
+#define EXL3_MLA_INSTANTIATE(name, cache, dp, vp, stages, exact)    \
+	namespace exl3_mla                                          \
+	{                                                           \
+	using name##_config = config<cache, dp, vp, stages, exact>; \
+	extern const instance name;                                 \
+	const instance name = {(const void *)kernel<name##_config>, \
+			       sizeof(shared<name##_config>),       \
+			       cache,                               \
+			       dp,                                  \
+			       vp,                                  \
+			       16,                                  \
+			       384,                                 \
+			       exact,                               \
+			       10.0f,                               \
+			       5000.0f};                            \
 	}
 
 #endif

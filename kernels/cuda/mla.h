@@ -33,7 +33,7 @@ struct exl3_cuda_mla_entry {
 	uint32_t indices_stride;     /* bytes from query to query, a multiple of the index size */
 	uint32_t topk;
 	uint32_t m;
-	uint32_t first, split_keys;  /* set by the launch: queries of the entries before this one,
+	uint32_t first, split_keys; /* set by the launch: queries of the entries before this one,
 	                              * keys of a CTA */
 	float scale, kv_scale;
 	uint8_t q_dtype, o_dtype, indices_dtype;

@@ -62,8 +62,8 @@ __device__ __forceinline__ uint4 load_q8(const uint8_t *row, uint32_t dtype, uin
 		const float4 a = *(const float4 *)(row + (size_t)d * 4);
 		const float4 b = *(const float4 *)(row + (size_t)d * 4 + 16);
 
-		return make_uint4(pack2<BF16>(a.x, a.y), pack2<BF16>(a.z, a.w), pack2<BF16>(b.x, b.y),
-				  pack2<BF16>(b.z, b.w));
+		return make_uint4(pack2<BF16>(a.x, a.y), pack2<BF16>(a.z, a.w),
+				  pack2<BF16>(b.x, b.y), pack2<BF16>(b.z, b.w));
 	}
 	const uint4 raw = *(const uint4 *)(row + (size_t)d * 2);
 
@@ -102,7 +102,8 @@ template <class C> struct selection {
 	uint32_t stride16;   /* of the cache, in units of 16 bytes */
 	uint32_t begin, end; /* keys of this CTA */
 	bool wide;
-	uint32_t cur, nxt; /* lane l: row offset / 16 of key (block l / KEYS_W, l % KEYS_W), or NO_ROW */
+	uint32_t cur,
+		nxt; /* lane l: row offset / 16 of key (block l / KEYS_W, l % KEYS_W), or NO_ROW */
 	uint32_t bad;
 
 	__device__ __forceinline__ void init(const struct exl3_cuda_mla_entry &e, uint32_t row,
@@ -144,8 +145,8 @@ template <class C> struct selection {
 	}
 
 	/* Row of this warp's key @k of @block; bytes to copy per chunk, 0 (zeros) where it does not exist. */
-	__device__ __forceinline__ const uint8_t *row(const uint8_t *cache, uint32_t block, uint32_t k,
-						      uint32_t &bytes) const
+	__device__ __forceinline__ const uint8_t *row(const uint8_t *cache, uint32_t block,
+						      uint32_t k, uint32_t &bytes) const
 	{
 		const uint32_t off16 = __shfl_sync(~0u, cur, block % C::SET * C::KEYS_W + k);
 
@@ -221,16 +222,18 @@ struct target {
 		if (dtype == EXL3_F32)
 			*(float4 *)(o + i * 4) = v;
 		else if (dtype == EXL3_BF16)
-			*(uint2 *)(o + i * 2) = make_uint2(pack2<true>(v.x, v.y), pack2<true>(v.z, v.w));
+			*(uint2 *)(o + i * 2) =
+				make_uint2(pack2<true>(v.x, v.y), pack2<true>(v.z, v.w));
 		else
-			*(uint2 *)(o + i * 2) = make_uint2(pack2<false>(v.x, v.y), pack2<false>(v.z, v.w));
+			*(uint2 *)(o + i * 2) =
+				make_uint2(pack2<false>(v.x, v.y), pack2<false>(v.z, v.w));
 	}
 
 	__device__ __forceinline__ void store_lse(uint32_t row, float m, float l) const
 	{
 		if (lse && row < heads)
-			lse[row] = l == 0.0f ? -CUDART_INF_F
-					     : (m + log2f(l)) * 0.69314718055994531f;
+			lse[row] =
+				l == 0.0f ? -CUDART_INF_F : (m + log2f(l)) * 0.69314718055994531f;
 	}
 };
 
@@ -266,9 +269,11 @@ template <int TILE_H, int VP> struct merger {
 	const params &p;
 	uint32_t item, rank, ranks, group, groups, most; /* most: chunks of a rank */
 
-	__device__ __forceinline__ merger(merge_shared<TILE_H> &s, float *r, uint32_t b, const params &ps)
-	    : sm(s), recv(r), bar(b), p(ps), item(blockIdx.x), rank(cluster_rank()), ranks(ps.cluster),
-	      group(ps.groups == 1 ? 0 : blockIdx.y / ps.cluster), groups(ps.groups), most(ps.most)
+	__device__ __forceinline__ merger(merge_shared<TILE_H> &s, float *r, uint32_t b,
+					  const params &ps)
+	    : sm(s), recv(r), bar(b), p(ps), item(blockIdx.x), rank(cluster_rank()),
+	      ranks(ps.cluster), group(ps.groups == 1 ? 0 : blockIdx.y / ps.cluster),
+	      groups(ps.groups), most(ps.most)
 	{
 	}
 
@@ -296,10 +301,11 @@ template <int TILE_H, int VP> struct merger {
 		const uint32_t r = cluster_rank();
 
 		mbar_init(mbar, 1);
-		mbar_expect(mbar, p.cluster *
-					  ((p.first_chunk[r + 1] - p.first_chunk[r]) * CHUNK_FLOATS +
-					   2 * TILE_H) *
-					  4);
+		mbar_expect(mbar,
+			    p.cluster *
+				    ((p.first_chunk[r + 1] - p.first_chunk[r]) * CHUNK_FLOATS +
+				     2 * TILE_H) *
+				    4);
 	}
 
 	/* One thread per row, and for each rank: this CTA's max and sum. */
@@ -332,7 +338,8 @@ template <int TILE_H, int VP> struct merger {
 		weigh(ranks, t);
 		const uint32_t c0 = first_chunk(rank);
 		const int units = (int)(first_chunk(rank + 1) - c0) * (CHUNK_FLOATS / 4);
-		float4 *part = (float4 *)p.part + (size_t)item * groups * UNITS + c0 * (CHUNK_FLOATS / 4);
+		float4 *part =
+			(float4 *)p.part + (size_t)item * groups * UNITS + c0 * (CHUNK_FLOATS / 4);
 
 #pragma unroll 1
 		for (int u = t; u < units; u += MERGERS) {
@@ -346,7 +353,9 @@ template <int TILE_H, int VP> struct merger {
 					if (k < ranks)
 						fma4(acc, sm.weight[k][row],
 						     *(const float4 *)(recv +
-								       (size_t)k * most * CHUNK_FLOATS + u * 4));
+								       (size_t)k * most *
+									       CHUNK_FLOATS +
+								       u * 4));
 			}
 			if (groups == 1)
 				store(to, c0, u, acc);
@@ -359,7 +368,7 @@ template <int TILE_H, int VP> struct merger {
 			merge_groups(to, c0, units, part, t);
 	}
 
-private:
+      private:
 	/* Weights and totals of the @n results in sm.ml: 16 lanes a row. */
 	__device__ __forceinline__ void weigh(uint32_t n, int t) const
 	{

@@ -148,9 +148,11 @@ __device__ __forceinline__ uint32_t cluster_map(uint32_t addr, uint32_t rank)
 __device__ __forceinline__ void push1(uint32_t addr, uint32_t bar, float x)
 {
 #if EXL3_MLA_CLUSTERS
-	asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(addr),
-		     "r"(__float_as_uint(x)), "r"(bar)
-		     : "memory");
+	asm volatile(
+		"st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+			addr),
+		"r"(__float_as_uint(x)), "r"(bar)
+		: "memory");
 #else
 	(void)bar;
 	asm volatile("st.shared.f32 [%0], %1;" ::"r"(addr), "f"(x) : "memory");
@@ -160,8 +162,8 @@ __device__ __forceinline__ void push1(uint32_t addr, uint32_t bar, float x)
 __device__ __forceinline__ void push2(uint32_t addr, uint32_t bar, float x, float y)
 {
 #if EXL3_MLA_CLUSTERS
-	asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
-			     addr),
+	asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, "
+		     "[%3];" ::"r"(addr),
 		     "r"(__float_as_uint(x)), "r"(__float_as_uint(y)), "r"(bar)
 		     : "memory");
 #else
@@ -170,17 +172,20 @@ __device__ __forceinline__ void push2(uint32_t addr, uint32_t bar, float x, floa
 #endif
 }
 
-__device__ __forceinline__ void push4(uint32_t addr, uint32_t bar, float x, float y, float z, float w)
+__device__ __forceinline__ void push4(uint32_t addr, uint32_t bar, float x, float y, float z,
+				      float w)
 {
 #if EXL3_MLA_CLUSTERS
-	asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+	asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, "
+		     "%3, %4}, "
 		     "[%5];" ::"r"(addr),
 		     "r"(__float_as_uint(x)), "r"(__float_as_uint(y)), "r"(__float_as_uint(z)),
 		     "r"(__float_as_uint(w)), "r"(bar)
 		     : "memory");
 #else
 	(void)bar;
-	asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "f"(x), "f"(y), "f"(z), "f"(w)
+	asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "f"(x), "f"(y), "f"(z),
+		     "f"(w)
 		     : "memory");
 #endif
 }
@@ -219,7 +224,8 @@ __device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity)
 {
 #if EXL3_MLA_CLUSTERS
 	asm volatile("{\n .reg .pred p;\n"
-		     "again_%=:\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+		     "again_%=:\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, "
+		     "[%0], %1;\n"
 		     " @p bra done_%=;\n bra again_%=;\n done_%=:\n}" ::"r"(bar),
 		     "r"(parity)
 		     : "memory");

@@ -27,10 +27,10 @@ namespace exl3_mla
 template <int CACHE, int DP_> struct wide_config {
 	static constexpr int DP = DP_, VP = 512, KB = 64, TILE_H = 64, THREADS = 384;
 	static constexpr bool BF16 = CACHE == EXL3_BF16;
-	static constexpr int TILES = DP / 64;         /* of 64 dims */
+	static constexpr int TILES = DP / 64; /* of 64 dims */
 	static constexpr int TILE_BYTES = 64 * 128;
-	static constexpr int CHUNKS = DP * 2 / 16;    /* of 16 bytes in a row */
-	static constexpr int KEYS_W = KB / 4;         /* keys that a producer warp loads per block */
+	static constexpr int CHUNKS = DP * 2 / 16; /* of 16 bytes in a row */
+	static constexpr int KEYS_W = KB / 4;      /* keys that a producer warp loads per block */
 	static constexpr int SET = 32 / KEYS_W;
 	static constexpr int PRODUCER_REGS = 72, CONSUMER_REGS = 216;
 	static_assert(DP % 64 == 0 && CACHE != EXL3_E4M3, "tiles of two-byte values");
@@ -45,8 +45,8 @@ template <class C> struct wide_shared {
 	uint8_t q[C::TILES][C::TILE_BYTES];     /* at the end, with kv and p: received O, */
 	uint8_t kv[2][C::TILES][C::TILE_BYTES]; /* then merge_shared */
 	uint8_t p[C::TILE_BYTES];
-	float top[2][2][64];  /* row maxima of a block: parity, warpgroup, row */
-	float sum[2][64];     /* warpgroup, row */
+	float top[2][2][64]; /* row maxima of a block: parity, warpgroup, row */
+	float sum[2][64];    /* warpgroup, row */
 	uint64_t full[2], empty[2], merged;
 	uint16_t valid[2][4]; /* bit k: key k of that producer warp exists */
 };
@@ -55,7 +55,8 @@ template <class C> struct wide_shared {
 
 template <class C>
 __device__ __forceinline__ void wide_produce(wide_shared<C> &sm, selection<C> &sel,
-					     const uint8_t *cache, uint32_t blocks, int warp, int lane)
+					     const uint8_t *cache, uint32_t blocks, int warp,
+					     int lane)
 {
 	const uint32_t empty = smem_addr(sm.empty), full = smem_addr(sm.full);
 
@@ -114,7 +115,8 @@ __device__ __forceinline__ void wide_load_q(wide_shared<C> &sm, const uint8_t *q
 
 /* Starts S = Q K^T for this warpgroup's 32 keys of the block in @slot. */
 template <class C>
-__device__ __forceinline__ void wide_scores(wide_shared<C> &sm, float (&s)[16], uint32_t slot, int wg)
+__device__ __forceinline__ void wide_scores(wide_shared<C> &sm, float (&s)[16], uint32_t slot,
+					    int wg)
 {
 	const uint64_t a = desc_k_major(smem_addr(sm.q));
 	const uint64_t b = desc_k_major(smem_addr(sm.kv[slot]) + wg * 32 * 128);
@@ -131,10 +133,12 @@ __device__ __forceinline__ void wide_scores(wide_shared<C> &sm, float (&s)[16], 
 
 /* Starts O += P V for this warpgroup's 256 dims. */
 template <class C>
-__device__ __forceinline__ void wide_values(wide_shared<C> &sm, float (&o)[128], uint32_t slot, int wg)
+__device__ __forceinline__ void wide_values(wide_shared<C> &sm, float (&o)[128], uint32_t slot,
+					    int wg)
 {
 	const uint64_t a = desc_k_major(smem_addr(sm.p));
-	const uint64_t b = desc_mn_major(smem_addr(sm.kv[slot]) + wg * 4 * C::TILE_BYTES, C::TILE_BYTES);
+	const uint64_t b =
+		desc_mn_major(smem_addr(sm.kv[slot]) + wg * 4 * C::TILE_BYTES, C::TILE_BYTES);
 
 	wgmma_fence();
 #pragma unroll
@@ -145,8 +149,8 @@ __device__ __forceinline__ void wide_values(wide_shared<C> &sm, float (&o)[128],
 
 template <class C>
 __device__ __forceinline__ void wide_consume(wide_shared<C> &sm, float (&o)[128], float (&m)[2],
-					     float (&l)[2], uint32_t blocks, float scale_log2, int wg,
-					     int t)
+					     float (&l)[2], uint32_t blocks, float scale_log2,
+					     int wg, int t)
 {
 	const int warp = (t >> 5) & 3, lane = t & 31, g = lane >> 2, l4 = lane & 3;
 	const uint32_t empty = smem_addr(sm.empty), full = smem_addr(sm.full);
@@ -196,7 +200,8 @@ __device__ __forceinline__ void wide_consume(wide_shared<C> &sm, float (&o)[128]
 #pragma unroll
 		for (int i = 0; i < 16; i += 2) {
 			const int r = (i >> 1) & 1, row = row0 + 8 * r, chunk = wg * 4 + (i >> 2);
-			const float x = exp2_fast(s[i] - base[r]), y = exp2_fast(s[i + 1] - base[r]);
+			const float x = exp2_fast(s[i] - base[r]),
+				    y = exp2_fast(s[i + 1] - base[r]);
 
 			l[r] += x + y;
 			*(uint32_t *)(sm.p + row * 128 + (chunk ^ (row & 7)) * 16 + l4 * 4) =
@@ -232,8 +237,8 @@ __device__ __forceinline__ void wide_consume(wide_shared<C> &sm, float (&o)[128]
 /* m, l: max and this thread's part of the sum of its two rows. */
 template <class C>
 __device__ __forceinline__ void wide_deliver(wide_shared<C> &sm, const params &p, const target &to,
-					     const float (&o)[128], const float (&m)[2], float (&l)[2],
-					     int wg, int t)
+					     const float (&o)[128], const float (&m)[2],
+					     float (&l)[2], int wg, int t)
 {
 	const int lane = t & 31, l4 = lane & 3, row0 = ((t >> 5) & 3) * 16 + (lane >> 2);
 	uint8_t *base = (uint8_t *)&sm;
@@ -280,7 +285,8 @@ __device__ __forceinline__ void wide_deliver(wide_shared<C> &sm, const params &p
 
 #pragma unroll
 		for (int i = 0; i < 8; i += 2)
-			push2(at + ((i >> 1) & 1) * 512 + (i >> 2) * 32, bar, o[c * 8 + i], o[c * 8 + i + 1]);
+			push2(at + ((i >> 1) & 1) * 512 + (i >> 2) * 32, bar, o[c * 8 + i],
+			      o[c * 8 + i + 1]);
 	}
 	mg.finish(to, t);
 }
@@ -349,14 +355,21 @@ __global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_consta
 } // namespace exl3_mla
 
 /* Defines exl3_mla::NAME, an instance. */
-#define EXL3_MLA_WIDE_INSTANTIATE(name, cache, dp)                                                   \
-	namespace exl3_mla                                                                           \
-	{                                                                                            \
-	using name##_config = wide_config<cache, dp>;                                                \
-	extern const instance name;                                                                  \
-	const instance name = {(const void *)wide_kernel<name##_config>,                             \
-			       sizeof(wide_shared<name##_config>), cache, dp, 512, 64, 384, true,     \
-			       26.0f, 6000.0f};                                                      \
+#define EXL3_MLA_WIDE_INSTANTIATE(name, cache, dp)                       \
+	namespace exl3_mla                                               \
+	{                                                                \
+	using name##_config = wide_config<cache, dp>;                    \
+	extern const instance name;                                      \
+	const instance name = {(const void *)wide_kernel<name##_config>, \
+			       sizeof(wide_shared<name##_config>),       \
+			       cache,                                    \
+			       dp,                                       \
+			       512,                                      \
+			       64,                                       \
+			       384,                                      \
+			       true,                                     \
+			       26.0f,                                    \
+			       6000.0f};                                 \
 	}
 
 #endif

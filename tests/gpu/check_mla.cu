@@ -87,7 +87,8 @@ void put(void *buf, uint32_t dtype, size_t i, float v)
 		((__nv_bfloat16 *)buf)[i] = __float2bfloat16(v);
 		break;
 	default:
-		((__nv_fp8_storage_t *)buf)[i] = __nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3);
+		((__nv_fp8_storage_t *)buf)[i] =
+			__nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3);
 	}
 }
 
@@ -110,7 +111,10 @@ struct device_buf {
 	uint8_t *ptr = nullptr; /* owned; canary | bytes | canary */
 	size_t bytes = 0, guard = 0;
 
-	uint8_t *data() const { return ptr + guard; }
+	uint8_t *data() const
+	{
+		return ptr + guard;
+	}
 	void init(const void *src, size_t n, bool guarded)
 	{
 		bytes = n;
@@ -130,7 +134,10 @@ struct device_buf {
 				return false;
 		return true;
 	}
-	~device_buf() { cudaFree(ptr); }
+	~device_buf()
+	{
+		cudaFree(ptr);
+	}
 };
 
 enum pattern { PLAIN, HOLES, GARBAGE, EMPTY, SHORT };
@@ -229,7 +236,8 @@ void request::reference()
 				double top = -INFINITY, sum = 0;
 
 				for (uint32_t d = 0; d < t.dim; d++)
-					qd[d] = get(&q[(size_t)b * q_stride], t.q, (size_t)h * t.dim + d);
+					qd[d] = get(&q[(size_t)b * q_stride], t.q,
+						    (size_t)h * t.dim + d);
 				for (uint32_t i = 0; i < t.topk; i++) {
 					const uint8_t *p = &idx[(size_t)b * idx_stride];
 					int32_t v32;
@@ -241,7 +249,8 @@ void request::reference()
 						memcpy(&v32, p + i * 4, 4);
 						v = v32;
 					}
-					rows[i] = v >= 0 && (uint64_t)v < t.slots ? &kv[v * t.dim] : nullptr;
+					rows[i] = v >= 0 && (uint64_t)v < t.slots ? &kv[v * t.dim]
+										  : nullptr;
 					s[i] = -INFINITY;
 					if (!rows[i])
 						continue;
@@ -321,7 +330,8 @@ void result(bool ok, const char *name, const test &t, const char *what, double s
 		return;
 	}
 	nr_failed++;
-	printf("FAIL %s: cache %u q %u o %u heads %u dim %u/%u topk %u m %u wide %d pattern %d split %ux%u: "
+	printf("FAIL %s: cache %u q %u o %u heads %u dim %u/%u topk %u m %u wide %d pattern %d "
+	       "split %ux%u: "
 	       "%s: saw %g, want %g\n",
 	       name, t.cache, t.q, t.o, t.heads, t.dim, t.value_dim, t.topk, t.m, t.wide, t.pat,
 	       t.cluster, t.groups, what, seen, want);
@@ -357,7 +367,8 @@ uint32_t request::check(const char *name, bool nan_query0)
 		std::vector<float> lse((size_t)t.m * t.heads);
 		double w = 0;
 
-		must(cudaMemcpy(lse.data(), dlse.data(), dlse.bytes, cudaMemcpyDeviceToHost), "copy");
+		must(cudaMemcpy(lse.data(), dlse.data(), dlse.bytes, cudaMemcpyDeviceToHost),
+		     "copy");
 		for (size_t i = nan_query0 ? t.heads : 0; i < lse.size(); i++) {
 			const double e = lse[i] == ref_lse[i] ? 0 : fabs(lse[i] - ref_lse[i]);
 
@@ -425,8 +436,8 @@ void run_case(const test &t)
 		if (!wanted(k, &a))
 			continue;
 		variants++;
-		result(k->ws_bytes(&a) <= WS_BYTES, k->name, t, "workspace", (double)k->ws_bytes(&a),
-		       (double)WS_BYTES);
+		result(k->ws_bytes(&a) <= WS_BYTES, k->name, t, "workspace",
+		       (double)k->ws_bytes(&a), (double)WS_BYTES);
 		rq.zero_out();
 		launch(k, &a, t);
 		rq.check(k->name, false);
@@ -454,7 +465,8 @@ void run_nan(test t)
 		if (!wanted(k, &a))
 			continue;
 		rq.zero_out();
-		must(cudaMemcpy(rq.dq.data(), rq.q.data(), rq.q.size(), cudaMemcpyHostToDevice), "copy");
+		must(cudaMemcpy(rq.dq.data(), rq.q.data(), rq.q.size(), cudaMemcpyHostToDevice),
+		     "copy");
 		launch(k, &a, t);
 		const std::vector<uint8_t> clean = rq.output();
 
@@ -463,7 +475,8 @@ void run_nan(test t)
 		launch(k, &a, t);
 		const std::vector<uint8_t> dirty = rq.output();
 
-		result(!memcmp(&clean[rq.o_stride], &dirty[rq.o_stride], clean.size() - rq.o_stride),
+		result(!memcmp(&clean[rq.o_stride], &dirty[rq.o_stride],
+			       clean.size() - rq.o_stride),
 		       k->name, t, "NaN stays in its query", 0, 1);
 		result(isnan(get(dirty.data(), t.o, 0)), k->name, t, "NaN comes through", 0, 1);
 		rq.check(k->name, true);
@@ -526,10 +539,12 @@ void run_all(bool quick)
 	static const uint32_t topks[] = {1, 15, 33, 250, 700, 2100};
 	static const struct {
 		uint32_t dim, value_dim;
-	} dims[] = {{576, 512}, {512, 512}, {16, 16}, {640, 640}, {576, 576}, {80, 48}, {320, 256}, {512, 16}};
+	} dims[] = {{576, 512}, {512, 512}, {16, 16},   {640, 640},
+		    {576, 576}, {80, 48},   {320, 256}, {512, 16}};
 	static const struct {
 		uint32_t cluster, groups;
-	} splits[] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {8, 1}, {16, 1}, {2, 4}, {5, 2}, {8, 3}, {8, 16}, {16, 2}};
+	} splits[] = {{1, 1}, {2, 1}, {3, 1}, {4, 1},  {8, 1}, {16, 1},
+		      {2, 4}, {5, 2}, {8, 3}, {8, 16}, {16, 2}};
 	unsigned i = 0;
 
 	for (uint32_t cache : caches) {
@@ -537,9 +552,21 @@ void run_all(bool quick)
 		for (const auto &d : dims)
 			for (uint32_t h : heads) {
 				static const uint32_t types[] = {EXL3_BF16, EXL3_F16, EXL3_F32};
-				test t = {cache, types[i % 3], types[i / 3 % 3], h, d.dim, d.value_dim,
-					  topks[i % 6], 1 + i % 3, 300 + i * 13, (i & 1) != 0, i % 4 != 3,
-					  i % 5 == 0, (pattern)(i % 5), 0, 0};
+				test t = {cache,
+					  types[i % 3],
+					  types[i / 3 % 3],
+					  h,
+					  d.dim,
+					  d.value_dim,
+					  topks[i % 6],
+					  1 + i % 3,
+					  300 + i * 13,
+					  (i & 1) != 0,
+					  i % 4 != 3,
+					  i % 5 == 0,
+					  (pattern)(i % 5),
+					  0,
+					  0};
 
 				i++;
 				if (quick && (h == 64 || h == 3 || i % 3))
@@ -549,8 +576,8 @@ void run_all(bool quick)
 				run_case(t);
 			}
 		for (const auto &s : splits) {
-			test t = {cache, EXL3_BF16, EXL3_F32, 16, 576, 512, 2048, 2, 5000, false, true, false,
-				  HOLES, s.cluster, s.groups};
+			test t = {cache, EXL3_BF16, EXL3_F32, 16,    576,   512,       2048,    2,
+				  5000,  false,     true,     false, HOLES, s.cluster, s.groups};
 
 			if (quick && s.cluster != 5 && s.groups != 3)
 				continue;
@@ -561,8 +588,8 @@ void run_all(bool quick)
 			t.heads = 20;
 			run_case(t);
 		}
-		test t = {cache, EXL3_BF16, EXL3_F32, 16, 576, 512, 500, 3, 2000, false, true, false, HOLES,
-			  2, 2};
+		test t = {cache, EXL3_BF16, EXL3_F32, 16,    576,   512, 500, 3,
+			  2000,  false,     true,     false, HOLES, 2,   2};
 
 		run_nan(t);
 		run_merged(t);
@@ -572,8 +599,8 @@ void run_all(bool quick)
 		run_nan(t);
 		run_merged(t);
 		/* Keys for many blocks: several sets of offsets a warp. */
-		t = {cache, EXL3_F16, EXL3_F16, 16, 576, 512, quick ? 1500u : 9000u, 1, 20000, true, true, false,
-		     HOLES, 1, 1};
+		t = {cache, EXL3_F16, EXL3_F16, 16,    576, 512, quick ? 1500u : 9000u, 1, 20000,
+		     true,  true,     false,    HOLES, 1,   1};
 		run_case(t);
 		t.heads = 64;
 		t.m = quick ? 2 : 9;
@@ -599,7 +626,9 @@ int main(int argc, char **argv)
 		else if (!strncmp(argv[i], "skip=", 5))
 			skip = argv[i] + 5;
 		else
-			return fprintf(stderr, "usage: check_mla [quick] [only=TEXT] [skip=TEXT]\n"), 2;
+			return fprintf(stderr,
+				       "usage: check_mla [quick] [only=TEXT] [skip=TEXT]\n"),
+			       2;
 	}
 	if (cudaFree(nullptr) != cudaSuccess) {
 		printf("check_mla: no GPU: skipped\n");

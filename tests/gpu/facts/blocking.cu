@@ -67,9 +67,11 @@ template <class F> static void expect(const char *name, bool blocks, F fn)
 	const double ms = call_beside_kernel(fn);
 
 	if (ms < 0)
-		fact(name, blocks ? "blocks" : "does not block", blocks, "blocked until the kernel ended");
+		fact(name, blocks ? "blocks" : "does not block", blocks,
+		     "blocked until the kernel ended");
 	else
-		fact(name, blocks ? "blocks" : "does not block", !blocks, "returned after %.2f ms", ms);
+		fact(name, blocks ? "blocks" : "does not block", !blocks, "returned after %.2f ms",
+		     ms);
 }
 
 static int body(int sock, const void *arg)
@@ -112,7 +114,8 @@ static int body(int sock, const void *arg)
 		CU(d.memAddressFree(p, BYTES));
 	});
 	expect("block_cudaMalloc", false, [&] { RT(cudaMalloc(&dev2, BYTES)); });
-	expect("block_graph_instantiate", false, [&] { RT(cudaGraphInstantiate(&exec, graph, 0)); });
+	expect("block_graph_instantiate", false,
+	       [&] { RT(cudaGraphInstantiate(&exec, graph, 0)); });
 	expect("block_graph_launch", false, [&] {
 		RT(cudaGraphLaunch(exec, other));
 		RT(cudaStreamSynchronize(other));

@@ -90,14 +90,14 @@ static int body(int sock, const void *arg)
 			cross_in = n;
 		if (write > out && !cross_out)
 			cross_out = n;
-		used += snprintf(table + used, sizeof(table) - used, " %zuK %.0f/%.0f %.0f/%.0f", n >> 10, read,
-				 in, write, out);
+		used += snprintf(table + used, sizeof(table) - used, " %zuK %.0f/%.0f %.0f/%.0f",
+				 n >> 10, read, in, write, out);
 	}
 	fact("zero_copy", "small operands are faster read in place over PCIe than copied first",
 	     cross_in == 0 || cross_in > 4096, "us in place/copied, in then out:%s", table);
 	fact("zero_copy_limit", "in place wins up to some size", cross_in != 4096,
-	     "reads up to %zu KiB, writes up to %zu KiB (0: always)", (cross_in ? cross_in / 4 : 0) >> 10,
-	     (cross_out ? cross_out / 4 : 0) >> 10);
+	     "reads up to %zu KiB, writes up to %zu KiB (0: always)",
+	     (cross_in ? cross_in / 4 : 0) >> 10, (cross_out ? cross_out / 4 : 0) >> 10);
 	return facts_failed;
 }
 

@@ -56,17 +56,17 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void die(const cha
 	_exit(2);
 }
 
-#define CU(call)                                                                                   \
-	do {                                                                                       \
-		const CUresult r_ = (call);                                                        \
-		if (r_ != CUDA_SUCCESS)                                                            \
-			die("%s:%d: %s: %d", __FILE__, __LINE__, #call, (int)r_);                      \
+#define CU(call)                                                                  \
+	do {                                                                      \
+		const CUresult r_ = (call);                                       \
+		if (r_ != CUDA_SUCCESS)                                           \
+			die("%s:%d: %s: %d", __FILE__, __LINE__, #call, (int)r_); \
 	} while (0)
-#define RT(call)                                                                                   \
-	do {                                                                                       \
-		const cudaError_t r_ = (call);                                                     \
-		if (r_ != cudaSuccess)                                                             \
-			die("%s:%d: %s: %s", __FILE__, __LINE__, #call, cudaGetErrorString(r_));       \
+#define RT(call)                                                                                 \
+	do {                                                                                     \
+		const cudaError_t r_ = (call);                                                   \
+		if (r_ != cudaSuccess)                                                           \
+			die("%s:%d: %s: %s", __FILE__, __LINE__, #call, cudaGetErrorString(r_)); \
 	} while (0)
 
 static inline double now_ms(void)
@@ -88,7 +88,8 @@ struct child {
 	int fd;
 };
 
-static inline struct child start(int (*fn)(int fd, const void *arg), const void *arg, unsigned limit_s)
+static inline struct child start(int (*fn)(int fd, const void *arg), const void *arg,
+				 unsigned limit_s)
 {
 	struct child c;
 	int sv[2];
@@ -204,7 +205,8 @@ struct driver {
 	CUresult (*memCreate)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
 			      unsigned long long);
 	CUresult (*memRelease)(CUmemGenericAllocationHandle);
-	CUresult (*memAddressReserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+	CUresult (*memAddressReserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr,
+				      unsigned long long);
 	CUresult (*memAddressFree)(CUdeviceptr, size_t);
 	CUresult (*memMap)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle,
 			   unsigned long long);
@@ -224,11 +226,11 @@ static inline struct driver driver_open(void)
 
 	if (!lib)
 		die("dlopen libcuda.so.1: %s", dlerror());
-#define SYM(field, name)                                                                           \
-	do {                                                                                       \
-		*(void **)&d.field = dlsym(lib, name);                                             \
-		if (!d.field)                                                                      \
-			die("libcuda has no %s", name);                                                \
+#define SYM(field, name)                                \
+	do {                                            \
+		*(void **)&d.field = dlsym(lib, name);  \
+		if (!d.field)                           \
+			die("libcuda has no %s", name); \
 	} while (0)
 	SYM(memCreate, "cuMemCreate");
 	SYM(memRelease, "cuMemRelease");
@@ -267,8 +269,8 @@ static inline CUmemAccessDesc vmm_access(CUmemAccess_flags flags)
 }
 
 /* Maps @h; the address range and the mapping live as long as the process. */
-static inline CUdeviceptr vmm_map(const struct driver *d, CUmemGenericAllocationHandle h, size_t bytes,
-				  CUmemAccess_flags flags)
+static inline CUdeviceptr vmm_map(const struct driver *d, CUmemGenericAllocationHandle h,
+				  size_t bytes, CUmemAccess_flags flags)
 {
 	const CUmemAccessDesc a = vmm_access(flags);
 	CUdeviceptr p;
@@ -314,7 +316,8 @@ __device__ static inline uint64_t device_ns(void)
 }
 
 /* Waits for *flag >= value, at most @limit_ms. The timer is slow: it is read now and then. */
-__device__ static inline void wait_word(const volatile uint32_t *flag, uint32_t value, uint32_t limit_ms)
+__device__ static inline void wait_word(const volatile uint32_t *flag, uint32_t value,
+					uint32_t limit_ms)
 {
 	const uint64_t end = device_ns() + limit_ms * 1000000ull;
 	uint32_t spins = 0;

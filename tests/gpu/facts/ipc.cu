@@ -64,7 +64,8 @@ int main(void)
 	fact("ipc_base", "a handle of an interior pointer opens at the base", ok && alive == 0,
 	     "%llu of %zu words differ from the base's", ok ? alive : BYTES / 8, BYTES / 8);
 	fact("ipc_killed", "memory of a killed exporter stays readable in the importer",
-	     ok2 && dead == 0 && status == 0, "%llu wrong words after SIGKILL, importer ended with %d",
-	     ok2 ? dead : BYTES / 8, status);
+	     ok2 && dead == 0 && status == 0,
+	     "%llu wrong words after SIGKILL, importer ended with %d", ok2 ? dead : BYTES / 8,
+	     status);
 	return facts_failed;
 }

@@ -93,7 +93,8 @@ static void faults(struct mps *m)
 	char launched;
 
 	if (!joined(&v, &hv, 8000) || !joined(&f, &hf, 8000)) {
-		fact("mps_fault", "clients join", false, "victim %d, faulter %d", hv.result, hf.result);
+		fact("mps_fault", "clients join", false, "victim %d, faulter %d", hv.result,
+		     hf.result);
 		kill_now(&v);
 		kill_now(&f);
 		return;
@@ -102,15 +103,20 @@ static void faults(struct mps *m)
 	recv_msg(f.fd, &launched, 1, NULL, 3000);
 	const bool seen = recv_msg(v.fd, &hv, sizeof(hv), NULL, 8000);
 
-	fact("mps_fault", "a client's illegal access kills the contexts of all clients of its server",
+	fact("mps_fault",
+	     "a client's illegal access kills the contexts of all clients of its server",
 	     seen && hv.result != cudaSuccess, "the other client saw %s",
 	     seen ? error_text(hv.result) : "nothing in 8 s");
 	struct child n = join_as(&na);
 	const bool in = joined(&n, &hn, 2500);
 
 	kill_now(&n);
-	fact("mps_fault_newcomer", "the faulted server refuses newcomers until its last client is gone", !in,
-	     "newcomer: %s", in ? "ran" : hn.ms < 0 ? "no answer in 2.5 s" : error_text(hn.result));
+	fact("mps_fault_newcomer",
+	     "the faulted server refuses newcomers until its last client is gone", !in,
+	     "newcomer: %s",
+	     in          ? "ran"
+	     : hn.ms < 0 ? "no answer in 2.5 s"
+			 : error_text(hn.result));
 	const double t = now_ms();
 	const bool up = mps_start(&fresh, true);
 	const struct client_arg ga = {fresh.dir, 'n', 0};
@@ -120,8 +126,8 @@ static void faults(struct mps *m)
 	const double took = now_ms() - t;
 
 	kill_now(&n);
-	fact("mps_fresh_daemon", "a second control daemon takes newcomers at once (165 ms)", in2 && took < 1500,
-	     "daemon, server and first kernel %.0f ms", took);
+	fact("mps_fresh_daemon", "a second control daemon takes newcomers at once (165 ms)",
+	     in2 && took < 1500, "daemon, server and first kernel %.0f ms", took);
 	mps_stop(&fresh);
 	kill_now(&v);
 	kill_now(&f);
@@ -130,8 +136,11 @@ static void faults(struct mps *m)
 	const bool in3 = joined(&n, &hn, 8000);
 
 	kill_now(&n);
-	fact("mps_fault_over", "after its last client the server takes newcomers again", in3, "newcomer: %s",
-	     in3 ? "ran" : hn.ms < 0 ? "no answer in 8 s" : error_text(hn.result));
+	fact("mps_fault_over", "after its last client the server takes newcomers again", in3,
+	     "newcomer: %s",
+	     in3         ? "ran"
+	     : hn.ms < 0 ? "no answer in 8 s"
+			 : error_text(hn.result));
 }
 
 static void killed(struct mps *m)
@@ -142,7 +151,8 @@ static void killed(struct mps *m)
 	char launched;
 
 	if (!joined(&v, &hv, 8000) || !joined(&s, &hs, 8000)) {
-		fact("mps_kill", "clients join", false, "victim %d, spinner %d", hv.result, hs.result);
+		fact("mps_kill", "clients join", false, "victim %d, spinner %d", hv.result,
+		     hs.result);
 	} else {
 		send_msg(s.fd, "g", 1, -1);
 		recv_msg(s.fd, &launched, 1, NULL, 3000);
@@ -150,7 +160,8 @@ static void killed(struct mps *m)
 		kill(s.pid, SIGKILL);
 		const bool seen = recv_msg(v.fd, &hv, sizeof(hv), NULL, 8000);
 
-		fact("mps_kill", "SIGKILL of a client inside a kernel kills the contexts of all clients",
+		fact("mps_kill",
+		     "SIGKILL of a client inside a kernel kills the contexts of all clients",
 		     seen && hv.result != cudaSuccess, "the other client saw %s",
 		     seen ? error_text(hv.result) : "nothing in 8 s");
 	}
@@ -191,10 +202,15 @@ static void second_uid(bool multiuser)
 		fact(name, "the first client joins", false, "it did not");
 	else if (multiuser)
 		fact(name, "with -multiuser-server a second uid joins", second, "%s",
-		     second ? "ran" : hu.ms < 0 ? "no answer in 8 s" : error_text(hu.result));
+		     second      ? "ran"
+		     : hu.ms < 0 ? "no answer in 8 s"
+				 : error_text(hu.result));
 	else
-		fact(name, "without -multiuser-server a second uid waits for ever", !second && hu.ms < 0, "%s",
-		     second ? "ran" : hu.ms < 0 ? "no answer in 2.5 s" : error_text(hu.result));
+		fact(name, "without -multiuser-server a second uid waits for ever",
+		     !second && hu.ms < 0, "%s",
+		     second      ? "ran"
+		     : hu.ms < 0 ? "no answer in 2.5 s"
+				 : error_text(hu.result));
 	kill_now(&u);
 	kill_now(&r);
 	mps_stop(&m);

@@ -32,8 +32,8 @@ __device__ static void signal_word(volatile uint32_t *p, uint32_t v)
 	*p = v;
 }
 
-__global__ static void wait_then_signal(volatile uint32_t *wait, uint32_t wv, volatile uint32_t *sig,
-					uint32_t sv)
+__global__ static void wait_then_signal(volatile uint32_t *wait, uint32_t wv,
+					volatile uint32_t *sig, uint32_t sv)
 {
 	wait_word(wait, wv, LIMIT_MS);
 	signal_word(sig, sv);
@@ -241,7 +241,8 @@ static const struct {
 	{QUEUED, "rt_queued", "stream memory operations queued ahead", 290, 11},
 	{HOST, "rt_host", "client's stream rings, host thread launches", 290, 16},
 	{GRAPH_MEMOPS, "rt_graph_memops", "both sides graphs, memory operations", 0, 7.4},
-	{GRAPH_KERNELS, "rt_graph_kernels", "graphs, waiting and signalling in the kernels", 0, 1.85},
+	{GRAPH_KERNELS, "rt_graph_kernels", "graphs, waiting and signalling in the kernels", 0,
+	 1.85},
 };
 
 int main(void)
@@ -257,13 +258,14 @@ int main(void)
 		const double without = r.alone_us > 0 ? round(r.mode, NULL, 60) : 0;
 
 		if (r.alone_us > 0) {
-			snprintf(says, sizeof(says), "%s: %.0f us without MPS, %.1f us with", r.what, r.alone_us,
-				 r.mps_us);
+			snprintf(says, sizeof(says), "%s: %.0f us without MPS, %.1f us with",
+				 r.what, r.alone_us, r.mps_us);
 			fact(r.name, says, with > 0 && with < 2 * r.mps_us && without > 5 * with,
 			     "%.1f us without, %.2f us with (-1: failed)", without, with);
 		} else {
 			snprintf(says, sizeof(says), "%s: %.2f us with MPS", r.what, r.mps_us);
-			fact(r.name, says, with > 0 && with < 2 * r.mps_us, "%.2f us (-1: failed)", with);
+			fact(r.name, says, with > 0 && with < 2 * r.mps_us, "%.2f us (-1: failed)",
+			     with);
 		}
 	}
 	mps_stop(&m);

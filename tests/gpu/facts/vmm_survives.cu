@@ -84,15 +84,15 @@ static void round(const char *name, const char *says, bool fault)
 		fact(name, says, false, "importer ended with %d", status);
 	else
 		fact(name, says, o.wrong == 0 && o.map_ms < 10,
-		     "context %.0f ms, import and map of 4 GiB %.2f ms, %llu wrong words", o.context_ms,
-		     o.map_ms, o.wrong);
+		     "context %.0f ms, import and map of 4 GiB %.2f ms, %llu wrong words",
+		     o.context_ms, o.map_ms, o.wrong);
 }
 
 int main(void)
 {
 	skip_without_gpu("vmm_survives");
-	round("vmm_survives_kill", "import and map 4 GiB in 0.3 to 4 ms, no word wrong, context 100 to 230 ms",
-	      false);
+	round("vmm_survives_kill",
+	      "import and map 4 GiB in 0.3 to 4 ms, no word wrong, context 100 to 230 ms", false);
 	round("vmm_survives_fault", "the same after a GPU fault of the exporter", true);
 	return facts_failed;
 }
