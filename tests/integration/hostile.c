@@ -388,7 +388,7 @@ static int cmd_notify(const char *path, char **args)
 
 	set_up(&v, path, args[0], args[1]);
 	exl3_ring_arm(&v.ch.ring, EXL3_CQ_WANT_MSG | EXL3_CQ_NEED_WAKEUP);
-	for (unsigned i = 0; i < 5000; i++) {
+	for (unsigned i = 0; i < 2000; i++) {
 		raw_get(&v.ch)->user_data = i;
 		raw_submit(&v.ch);
 		if (!raw_take(&v.ch, &cqe, RAW_TIMEOUT_MS) || cqe.result)

@@ -18,11 +18,14 @@ import harness  # noqa: E402
 SCENARIO_SECONDS = 240
 
 
-def scenarios(pattern):
+def scenarios(pattern, backend):
+    """Files with DEVICE = False test what is the same on every backend: they run on the cpu only."""
     for file in sorted(os.listdir(harness.HERE)):
         if not file.startswith("test_") or not file.endswith(".py"):
             continue
         module = importlib.import_module(file[:-3])
+        if backend != "cpu" and not getattr(module, "DEVICE", True):
+            continue
         for name, value in vars(module).items():  # in the order of the file
             label = f"{file[5:-3]}: {name[5:].replace('_', ' ')}"
             if name.startswith("test_") and callable(value) and (not pattern or pattern in label or pattern in name):
@@ -61,7 +64,7 @@ def main():
     args = parser.parse_args()
 
     harness.BACKEND = args.backend
-    chosen = list(scenarios(args.k))
+    chosen = list(scenarios(args.k, args.backend))
     if args.list:
         print("\n".join(label for label, _ in chosen))
         return 0

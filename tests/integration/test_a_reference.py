@@ -7,6 +7,8 @@ import os
 import exl3ref as ref
 from harness import TESTS, check, equal
 
+DEVICE = False
+
 
 def vector(name):
     with open(os.path.join(TESTS, "vectors", name)) as f:

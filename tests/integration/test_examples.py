@@ -8,7 +8,8 @@ import subprocess
 import exl3ref as ref
 from harness import WAIT, check, equal
 
-LOGITS_TOL, PERPLEXITY_TOL = 0.05, 0.01
+LOGITS_TOL = 0.05
+NLL_TOL = 0.0025  # 0.01 of a perplexity around 3.5 is 0.0028
 TIGHT = 0.02  # margin below which a greedy byte may differ
 
 
@@ -58,17 +59,14 @@ def test_greedy_text(env):
 
 def test_perplexity(env):
     d = env.shared()
-    windows = 1 if env.short else 16
+    windows = 1 if env.short else 4  # the demo has all of them
     for program, model, _ in both(env)[::2]:
         nll = reference(env, model)["window_nll"]["quantized"][:windows]
         out = example(env, d, program, "perplexity", "--text", os.path.join(env.model(model), "heldout.txt"),
                       "--windows", str(windows))
         equal(number(out, "windows"), windows, f"{model}: windows")
         want = sum(nll) / windows
-        check(abs(number(out, "nll") - want) < PERPLEXITY_TOL / 4, f"{model}: {out.strip()}, expected nll {want:.6f}")
-        if windows == 16:
-            want = reference(env, model)["byte_perplexity"]["quantized"]
-            check(abs(number(out, "perplexity") - want) <= PERPLEXITY_TOL, f"{model}: {out.strip()}, expected {want:.4f}")
+        check(abs(number(out, "nll") - want) < NLL_TOL, f"{model}: {out.strip()}, expected nll {want:.6f}")
 
 
 def test_sampling_is_repeatable(env):
@@ -82,7 +80,7 @@ def test_sampling_is_repeatable(env):
 def test_several_at_once(env):
     """Five processes, two models: each writes what it writes alone."""
     d = env.shared()
-    tokens = "30" if env.short else "100"
+    tokens = "30" if env.short else "60"
     jobs = [("tiny_llama", "The history of the town"), ("tiny_deepseek", "The history of the town"),
             ("tiny_llama", "A bridge"), ("tiny_deepseek", "A bridge"), ("tiny_llama", "Once upon a time")]
     alone = [example(env, d, p, "generate", "--prompt", t, "--tokens", tokens) for p, t in jobs]

@@ -6,6 +6,8 @@ import os
 import exl3ref as ref
 from harness import MODELS, check, equal, wait_for
 
+DEVICE = False
+
 LAYERS = "layers=" + os.path.join(MODELS, "layers")
 
 # Points that a request passes, and what exl3ctl may say about the one that met the failure.
