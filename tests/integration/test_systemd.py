@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 
 from harness import WAIT, check, equal, wait_for
 
@@ -60,7 +61,7 @@ def test_socket_activation(env):
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(path)
     listening.listen(16)
-    early = env.spawn(env.program("exl3ctl"), "--socket", path, "status", stdout=-1, stderr=-1, text=True)
+    early = env.spawn(env.program("exl3ctl"), "--socket", path, "status", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     d = env.daemon((f"layers={env.model('layers')}",), sock=path, activate=listening)
     _, err = early.communicate(timeout=WAIT)
     equal(early.returncode, 0, f"a client that came before the daemon ({err.strip()})")
@@ -84,6 +85,6 @@ def test_reload(env):
         check(word in d.log()[before:], f"reload of {text!r}: {d.log()[before:]}")
         d.ctl_ok("status")
     program = env.program("tests/integration/limits")
-    procs = [env.spawn(program, d.sock, "idle", stdin=-1, stdout=-1, stderr=-1, text=True) for _ in range(6)]
+    procs = [env.spawn(program, d.sock, "idle", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(6)]
     for proc in procs:
         equal(proc.stdout.readline().strip(), "holding", "one of six clients where five were allowed at the start")
