@@ -263,6 +263,8 @@ static int channel_init(struct exl3_channel *ch, const struct exl3_channel_optio
 	    socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0)
 		return exl3_errf(err, -errno, "channel: no descriptors for its wake-ups: %m");
 	ch->notify_fd = exl3_take_fd(&pair[0]);
+	/* One way: what a client could send back, descriptors among it, nobody would ever read. */
+	shutdown(ch->notify_fd, SHUT_RD);
 	rc = exl3_watch_add(ch->d->loop, ch->kick_fd, POLLIN, EXL3_WATCH_EDGE, on_kick, ch,
 			    &ch->watch);
 	return rc < 0 ? exl3_errf(err, rc, "channel: out of memory") : 0;

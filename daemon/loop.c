@@ -11,7 +11,9 @@
 #include <stdlib.h>
 
 #define RING_ENTRIES 256
-#define BATCH        64 /* completions handled before rings and timers get their turn */
+#define BATCH        64         /* completions handled before rings and timers get their turn */
+#define CLOSERS_MAX  256u       /* threads of the kernel that closes may keep busy */
+#define CLOSE_NS     1000000000 /* what closes under way have when the loop ends */
 
 struct exl3_watch {
 	int fd; /* borrowed from the caller */
@@ -32,8 +34,11 @@ struct exl3_loop {
 	struct exl3_timer *timers; /* sorted by time */
 	unsigned unsubmitted;
 	unsigned nr_watches;
+	unsigned closing; /* closes that the kernel has not completed */
 	uint64_t syscalls;
 };
+
+static const char close_mark; /* its address is the user data of a close */
 
 int exl3_loop_new(struct exl3_loop **ret, struct exl3_error *err)
 {
@@ -59,12 +64,34 @@ int exl3_loop_new(struct exl3_loop **ret, struct exl3_error *err)
 		return exl3_errf(err, -ENOSYS,
 				 "io_uring of this kernel is too old: Linux 6.1 is needed");
 	}
+	/* By default a few closes that hang would keep all others waiting. */
+	io_uring_register_iowq_max_workers(&loop->ring, (unsigned[2]){CLOSERS_MAX, 0});
 	*ret = loop;
 	return 0;
 }
 
+/* What completes while the loop ends; no callback runs any more. */
+static void reap_last(struct exl3_loop *loop)
+{
+	struct exl3_watch *watch;
+	struct io_uring_cqe *cqe;
+
+	while (io_uring_peek_cqe(&loop->ring, &cqe) == 0) {
+		watch = io_uring_cqe_get_data(cqe);
+		if ((const void *)watch == &close_mark) {
+			loop->closing--;
+		} else if (watch && !(cqe->flags & IORING_CQE_F_MORE) && --watch->polls == 0 &&
+			   !watch->queued) {
+			loop->nr_watches--;
+			free(watch);
+		}
+		io_uring_cqe_seen(&loop->ring, cqe);
+	}
+}
+
 struct exl3_loop *exl3_loop_free(struct exl3_loop *loop)
 {
+	struct __kernel_timespec ts = {.tv_nsec = CLOSE_NS / 100};
 	struct exl3_watch *watch;
 	struct io_uring_cqe *cqe;
 
@@ -84,15 +111,12 @@ struct exl3_loop *exl3_loop_free(struct exl3_loop *loop)
 			break;
 		if (io_uring_submit_and_wait(&loop->ring, 1) < 0)
 			break;
-		while (io_uring_peek_cqe(&loop->ring, &cqe) == 0) {
-			watch = io_uring_cqe_get_data(cqe);
-			if (watch && !(cqe->flags & IORING_CQE_F_MORE) && --watch->polls == 0 &&
-			    !watch->queued) {
-				loop->nr_watches--;
-				free(watch);
-			}
-			io_uring_cqe_seen(&loop->ring, cqe);
-		}
+		reap_last(loop);
+	}
+	/* A close that hangs is left to the end of the process. */
+	for (int i = 0; loop->closing && i < 100; i++) {
+		io_uring_submit_and_wait_timeout(&loop->ring, &cqe, 1, &ts, NULL);
+		reap_last(loop);
 	}
 	io_uring_queue_exit(&loop->ring);
 	free(loop);
@@ -209,6 +233,24 @@ struct exl3_watch *exl3_watch_drop(struct exl3_loop *loop, struct exl3_watch *wa
 	return NULL;
 }
 
+void exl3_loop_close(struct exl3_loop *loop, int *fd)
+{
+	struct io_uring_sqe *sqe;
+
+	if (*fd < 0)
+		return;
+	sqe = loop_sqe(loop);
+	if (!sqe) {
+		exl3_closep(fd); /* better late than never */
+		return;
+	}
+	io_uring_prep_close(sqe, *fd);
+	io_uring_sqe_set_flags(sqe, IOSQE_ASYNC);
+	io_uring_sqe_set_data(sqe, (void *)(uintptr_t)&close_mark);
+	loop->closing++;
+	*fd = -1;
+}
+
 void exl3_timer_cancel(struct exl3_loop *loop, struct exl3_timer *timer)
 {
 	struct exl3_timer **p;
@@ -280,7 +322,9 @@ unsigned exl3_loop_poll(struct exl3_loop *loop, uint64_t now_ns)
 		res = cqe->res;
 		flags = cqe->flags;
 		io_uring_cqe_seen(&loop->ring, cqe);
-		if (watch)
+		if ((const void *)watch == &close_mark)
+			loop->closing--;
+		else if (watch)
 			done += watch_event(loop, watch, res, flags);
 	}
 	while (loop->timers && loop->timers->at_ns <= now_ns) {

@@ -51,6 +51,11 @@ int exl3_watch_add(struct exl3_loop *loop, int fd, uint32_t events, enum exl3_wa
 void exl3_watch_set(struct exl3_loop *loop, struct exl3_watch *watch, uint32_t events);
 struct exl3_watch *exl3_watch_drop(struct exl3_loop *loop, struct exl3_watch *watch);
 
+/* Closes a descriptor that came from a client, or its socket, off this thread: the last close of a file
+ * that is not ours may block as long as its owner likes (a TCP socket that lingers, a FUSE file), and
+ * so may that of a socket in which such files were left unread. -1 is nothing; *@fd is -1 afterwards. */
+void exl3_loop_close(struct exl3_loop *loop, int *fd);
+
 void exl3_timer_set(struct exl3_loop *loop, struct exl3_timer *timer, uint64_t at_ns);
 void exl3_timer_cancel(struct exl3_loop *loop, struct exl3_timer *timer);
 /* When the earliest timer is due; UINT64_MAX: none. */

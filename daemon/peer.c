@@ -326,12 +326,16 @@ static void read_requests(struct exl3_peer *peer)
 {
 	static char packet[EXL3_PACKET_MAX]; /* loop thread only */
 	struct exl3_error err;
-	int fds[EXL3_FDS_MAX], n;
+	int fds[EXL3_FRAME_FDS_MAX], n;
 	unsigned nr_fds;
 
 	for (int i = 0; i < PACKETS_PER_TURN && !peer->closing && !peer->waiting; i++) {
-		n = exl3_frame_recv(peer->fd, packet, sizeof(packet), fds, EXL3_FDS_MAX, &nr_fds,
-				    EXL3_FRAME_NOWAIT, &err);
+		n = exl3_frame_recv(peer->fd, packet, sizeof(packet), fds, EXL3_FRAME_FDS_MAX,
+				    &nr_fds, EXL3_FRAME_NOWAIT | EXL3_FRAME_KEEP, &err);
+		/* No request carries descriptors. Room for all that fit, so that none has its last close
+		 * here, in the kernel's hands. */
+		for (unsigned j = 0; j < nr_fds; j++)
+			exl3_loop_close(peer->w->loop, &fds[j]);
 		if (n == -EAGAIN || n == -EINTR)
 			return;
 		if (n == -ECONNRESET) {
@@ -343,9 +347,10 @@ static void read_requests(struct exl3_peer *peer)
 			exl3_peer_disconnect(peer, err.text);
 			return;
 		}
-		/* No request carries descriptors. */
-		for (unsigned j = 0; j < nr_fds; j++)
-			exl3_closep(&fds[j]);
+		if (nr_fds > EXL3_FDS_MAX) {
+			exl3_peer_disconnect(peer, "it sends descriptors by the dozen");
+			return;
+		}
 		exl3_control_request(peer, packet, (size_t)n);
 	}
 }
@@ -450,7 +455,8 @@ struct exl3_peer *exl3_peer_free(struct exl3_peer *peer)
 	}
 	exl3_control_forget(peer);
 	exl3_watch_drop(w->loop, peer->watch);
-	exl3_closep(&peer->fd);
+	shutdown(peer->fd, SHUT_RDWR); /* its end is seen at once, whatever the close waits for */
+	exl3_loop_close(w->loop, &peer->fd);
 	if (peer->prev)
 		peer->prev->next = peer->next;
 	else

@@ -23,7 +23,8 @@
 
 #define ACCEPTS_PER_TURN 16
 #define REFUSED_MAX      64u /* clients beyond clients-max that still get an answer */
-#define RELAX            16  /* pauses between two looks of a spinning loop */
+#define LISTEN_REST_NS   100000000ull
+#define RELAX            16 /* pauses between two looks of a spinning loop */
 
 /* ---- supervisor ---- */
 
@@ -210,9 +211,25 @@ static void turn_away(struct exl3_worker *w)
 
 	exl3_closep(&w->spare_fd);
 	fd = accept4(w->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-	exl3_closep(&fd);
-	w->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	exl3_loop_close(w->loop, &fd);
 	exl3_warn("a client was turned away: no file descriptors left");
+}
+
+/* The listening socket stays ready while nothing can be taken from it: not to be looked at in every
+ * turn of the loop. */
+static void rest_from_listening(struct exl3_worker *w)
+{
+	exl3_watch_set(w->loop, w->listen_watch, 0);
+	exl3_timer_set(w->loop, &w->listen_timer, exl3_now_ns() + LISTEN_REST_NS);
+}
+
+static void on_listen_again(void *arg)
+{
+	struct exl3_worker *w = arg;
+
+	if (w->spare_fd < 0)
+		w->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	exl3_watch_set(w->loop, w->listen_watch, POLLIN);
 }
 
 static void on_listen(void *arg, uint32_t events)
@@ -222,23 +239,28 @@ static void on_listen(void *arg, uint32_t events)
 
 	(void)events;
 	for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
-		exl3_auto(exl3_closep) int fd =
-			accept4(w->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		int fd = accept4(w->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		bool full = w->nr_peers >= w->cfg->clients_max;
 
+		if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
+			continue;
 		if (fd < 0) {
+			if (errno == EAGAIN || errno == EWOULDBLOCK)
+				return;
 			if (errno == EMFILE || errno == ENFILE)
 				turn_away(w);
+			rest_from_listening(w);
 			return;
 		}
 		if (w->nr_peers >= w->cfg->clients_max + REFUSED_MAX) {
 			exl3_warn("a client was turned away: %u are connected", w->nr_peers);
+			exl3_loop_close(w->loop, &fd);
 			continue;
 		}
-		if (exl3_peer_new(w, fd, full, &err) < 0)
+		if (exl3_peer_new(w, fd, full, &err) < 0) {
 			exl3_warn("%s", err.text);
-		else
-			exl3_take_fd(&fd);
+			exl3_loop_close(w->loop, &fd);
+		}
 	}
 }
 
@@ -439,6 +461,8 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 	w->drain_timer.arg = w;
 	w->beat.fn = on_beat;
 	w->beat.arg = w;
+	w->listen_timer.fn = on_listen_again;
+	w->listen_timer.arg = w;
 	if (exl3_watch_add(w->loop, w->listen_fd, POLLIN, EXL3_WATCH_LEVEL, on_listen, w,
 			   &w->listen_watch) < 0 ||
 	    exl3_watch_add(w->loop, w->control_fd, POLLIN, EXL3_WATCH_LEVEL, on_control, w,
@@ -496,6 +520,7 @@ static void worker_fini(struct exl3_worker *w)
 	if (w->loop) {
 		exl3_timer_cancel(w->loop, &w->beat);
 		exl3_timer_cancel(w->loop, &w->drain_timer);
+		exl3_timer_cancel(w->loop, &w->listen_timer);
 		w->listen_watch = exl3_watch_drop(w->loop, w->listen_watch);
 		w->control_watch = exl3_watch_drop(w->loop, w->control_watch);
 		w->signal_watch = exl3_watch_drop(w->loop, w->signal_watch);

@@ -63,7 +63,7 @@ struct exl3_worker {
 	uint32_t nr_peers, nr_arenas;
 	int listen_fd, control_fd, signal_fd, spare_fd;
 	struct exl3_watch *listen_watch, *control_watch, *signal_watch;
-	struct exl3_timer beat, drain_timer;
+	struct exl3_timer beat, drain_timer, listen_timer;
 
 	char backends[4][384]; /* those compiled in, each with what it found at start */
 	uint32_t nr_backends;

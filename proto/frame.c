@@ -9,7 +9,7 @@
 
 union control {
 	struct cmsghdr align;
-	char bytes[CMSG_SPACE(EXL3_FDS_MAX * sizeof(int))];
+	char bytes[CMSG_SPACE(EXL3_FRAME_FDS_MAX * sizeof(int))];
 };
 
 int exl3_frame_send(int sock, const void *data, size_t bytes, const int *fds, unsigned nr_fds,
@@ -30,7 +30,7 @@ int exl3_frame_send(int sock, const void *data, size_t bytes, const int *fds, un
 	if (nr_fds) {
 		struct cmsghdr *c;
 
-		memset(&control, 0, sizeof(control));
+		memset(&control, 0, CMSG_SPACE(EXL3_FDS_MAX * sizeof(int)));
 		msg.msg_control = control.bytes;
 		msg.msg_controllen = CMSG_SPACE(nr_fds * sizeof(int));
 		c = CMSG_FIRSTHDR(&msg);
@@ -89,8 +89,8 @@ int exl3_frame_recv(int sock, void *buf, size_t size, int *fds, unsigned max_fds
 	int e = 0;
 
 	*nr_fds = 0;
-	if (max_fds > EXL3_FDS_MAX)
-		max_fds = EXL3_FDS_MAX;
+	if (max_fds > EXL3_FRAME_FDS_MAX)
+		max_fds = EXL3_FRAME_FDS_MAX;
 	n = recvmsg(sock, &msg, how);
 	if (n < 0)
 		return exl3_errf(err, errno == EWOULDBLOCK ? -EAGAIN : -errno,
@@ -102,17 +102,15 @@ int exl3_frame_recv(int sock, void *buf, size_t size, int *fds, unsigned max_fds
 	else if (msg.msg_flags & MSG_TRUNC)
 		e = exl3_errf(err, -EMSGSIZE, "message is longer than %zu bytes", size);
 	else if (msg.msg_flags & MSG_CTRUNC)
-		e = exl3_errf(err, -EPROTO,
-			      "descriptors were cut off: more than %u, or no room for them here",
-			      EXL3_FDS_MAX);
+		e = exl3_errf(err, -EPROTO, "descriptors were cut off: no room for them here");
 	else if (nr > max_fds)
 		e = exl3_errf(err, -EPROTO, "message carries %u descriptors, %u are allowed", nr,
 			      max_fds);
-	if (e < 0) {
+	if (e < 0 && !(flags & EXL3_FRAME_KEEP)) {
 		for (unsigned i = 0; i < kept; i++)
 			exl3_closep(&fds[i]);
 		return e;
 	}
-	*nr_fds = nr;
-	return (int)n;
+	*nr_fds = kept;
+	return e < 0 ? e : (int)n;
 }

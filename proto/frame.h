@@ -8,7 +8,9 @@
 
 #include <stddef.h>
 
-#define EXL3_FRAME_NOWAIT (1u << 0) /* -EAGAIN instead of sleeping */
+#define EXL3_FRAME_NOWAIT  (1u << 0) /* -EAGAIN instead of sleeping */
+#define EXL3_FRAME_KEEP    (1u << 1) /* descriptors that came are the caller's on errors too */
+#define EXL3_FRAME_FDS_MAX 253u      /* what the kernel lets one packet carry */
 
 /**
  * exl3_frame_send() - send one packet.
@@ -24,8 +26,8 @@ int exl3_frame_send(int sock, const void *data, size_t bytes, const int *fds, un
 /**
  * exl3_frame_recv() - receive one packet.
  * @buf:    room for @size bytes; give one more than the largest legal message or EXL3_PACKET_MAX.
- * @fds:    room for @max_fds, <= EXL3_FDS_MAX; those received are the caller's, close-on-exec.
- * @nr_fds: count of them, 0 on any error: nothing is left open then.
+ * @fds:    room for @max_fds, <= EXL3_FRAME_FDS_MAX; those received are the caller's, close-on-exec.
+ * @nr_fds: count of them, 0 on any error: nothing is left open then, unless EXL3_FRAME_KEEP.
  * Returns the packet's length >= 1, -EAGAIN (nothing there), -ECONNRESET (the peer has closed, or sent an
  * empty packet), -EMSGSIZE (longer than @size), -EPROTO (more descriptors than @max_fds, or they did
  * not fit into this process). The packet is used up in every case but -EAGAIN and -EINTR.
