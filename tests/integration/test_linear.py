@@ -105,6 +105,9 @@ def test_refused_files(env):
         rc, _, err = d.ctl("run", "linear", "layers", "k4.mul1", path, "-o", env.path("no.npy"))
         equal(rc, 1, f"{what} ({err.strip()})")
         check(err.strip(), f"{what}: no message")
+    for path in ("/dev/zero", env.tmp):
+        rc, _, err = d.ctl("run", "linear", "layers", "k4.mul1", path, "-o", env.path("no.npy"))
+        check(rc == 1 and path in err, f"{path} as a file: status {rc}, {err}")
     ref.npy_save(env.path("narrow.npy"), "<f4", (2, 255), wave(510))
     rc, _, err = d.ctl("run", "linear", "layers", "k4.mul1", env.path("narrow.npy"), "-o", env.path("no.npy"))
     check(rc in (1, 3) and "256" in err, f"255 columns: status {rc}, {err}")
