@@ -246,6 +246,16 @@ class Daemon:
         return {"fds": self.fds(pid), "maps": self.maps(pid), "supervisor": self.fds(self.proc.pid),
                 "clients": s["clients"], "channels": s["channels"], "arena_bytes": s["arena_bytes"]}
 
+    def settled(self):
+        """held(), once all that earlier clients had has come back."""
+        until = time.monotonic() + WAIT
+        while True:
+            first = self.held()
+            time.sleep(0.05)
+            if first == self.held() and (first["clients"], first["channels"], first["arena_bytes"]) == (1, 0, 0):
+                return first
+            check(time.monotonic() < until, f"something of earlier clients is still there: {first}\n{self.ctl_ok('ps')}")
+
     def wait_held(self, before, what):
         """The daemon may need a moment to notice that a client has gone."""
         until = time.monotonic() + WAIT

@@ -5,7 +5,7 @@ from harness import equal
 
 def run(env, command):
     d = env.shared()
-    before = d.held()
+    before = d.settled()
     rc, out, err = env.run(env.program("tests/integration/async"), d.sock, "tiny-llama", "model.layers.0.mlp.down_proj",
                            command, timeout=200)
     equal(rc, 0, f"async {command} ({out.strip()} {err.strip()})")

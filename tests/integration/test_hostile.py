@@ -56,7 +56,7 @@ def held_between(env, *args):
     """One that holds: the neighbours are served meanwhile, everything comes back afterwards."""
     d = env.shared()
     neighbour(env, d, "before")
-    before = d.held()
+    before = d.settled()
     proc = holding(env, d, *args)
     for _ in range(3):
         neighbour(env, d, args[0])
@@ -68,7 +68,7 @@ def held_between(env, *args):
 def run_between(env, *args):
     d = env.shared()
     neighbour(env, d, "before")
-    before = d.held()
+    before = d.settled()
     out = hostile(env, d, *args)
     neighbour(env, d, f"after {args[0]}")
     d.wait_held(before, f"after {args[0]}")
@@ -143,7 +143,7 @@ def test_descriptors_whose_close_hangs(env):
     """Whoever closes them last waits: never the thread that serves the others."""
     d = env.shared()
     neighbour(env, d, "before")
-    before = d.held()
+    before = d.settled()
     for packets in ((b"\xff",), (b"\xff", b"\xff"), (bytes(70000),)):  # it is read; left unread; too long
         what = f"beside a close that hangs, {len(packets)} packets of {len(packets[0])} bytes"
         sock, other = lingering_socket()
@@ -173,7 +173,7 @@ def test_descriptors_whose_close_hangs(env):
 def test_ids_and_slots_that_lie_or_change(env):
     d = env.shared()
     neighbour(env, d, "before")
-    before = d.held()
+    before = d.settled()
     rc, out, err = env.run(env.program("tests/integration/indices"), d.sock, "tiny-deepseek", "model.layers.1.mlp",
                            "50" if env.short else "1000", timeout=200)
     equal(rc, 0, f"indices ({out.strip()} {err.strip()})")
@@ -192,7 +192,7 @@ def test_one_that_never_reads(env):
 def test_limits(env):
     d = env.daemon((f"{MODEL}={env.model(MODEL)}", f"layers={env.model('layers')}"),
                    ["--arena-max", "16M", "--channels-max", "3", "--clients-max", "6"])
-    before = d.held()
+    before = d.settled()
     rc, out, err = env.run(env.program("tests/integration/limits"), d.sock, "16777216", "3", MODEL, MODULE, timeout=200)
     equal(rc, 0, f"limits ({out.strip()} {err.strip()})")
     d.wait_held(before, "after limits")
@@ -210,7 +210,7 @@ def test_few_descriptors(env):
     """A daemon that runs out of descriptors refuses what it cannot serve, keeps the rest, and recovers."""
     d = env.daemon((f"{MODEL}={env.model(MODEL)}", f"layers={env.model('layers')}"), ["--arena-max", "16M"],
                    nofile=48 if env.backend == "cpu" else 128)
-    before = d.held()
+    before = d.settled()
     program = env.program("tests/integration/limits")
     procs = [env.spawn(program, d.sock, "idle", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
              for _ in range(60)]
@@ -236,7 +236,7 @@ def test_memory_limit(env):
     """memory-max: what does not fit is refused with what it needs, and what serves goes on."""
     d = env.daemon((f"layers={env.model('layers')}",), ["--memory-max", "4M", "--gpu-memory-max", "4M",
                                                            "--arena-max", "16M"])
-    before = d.held()
+    before = d.settled()
     rc, _, err = d.ctl("load", f"llama={env.model(MODEL)}")
     equal(rc, 3, f"a model that does not fit ({err.strip()})")
     check(sum(c.isdigit() for c in err) >= 4, f"no numbers are given: {err}")
@@ -258,8 +258,8 @@ def test_killed_at_each_step(env):
     pid = d.worker_pid()
     for step in steps:  # once each, so that what the first use of a path allocates is there
         die(env, program, d, step, 0)
-    settled(d)
-    before, rss = d.held(), d.rss_kib(pid)
+    before = d.settled()
+    rss = d.rss_kib(pid)
     for round_ in range(env.loops):
         for i, step in enumerate(steps):
             die(env, program, d, step, 37 * (i + 7 * round_) % 1500)
@@ -268,14 +268,6 @@ def test_killed_at_each_step(env):
     equal(d.worker_pid(), pid, "worker")
     grown = d.rss_kib(pid) - rss
     check(grown < 2048 + 8 * env.loops or env.short, f"the worker has grown by {grown} KiB")
-
-
-def settled(d):
-    """Until all that was held by the dead has come back."""
-    until = time.monotonic() + WAIT
-    while d.status()["clients"] > 1 or d.status()["channels"] > 0:
-        check(time.monotonic() < until, f"dead clients are still there: {d.ctl_ok('ps')}")
-        time.sleep(0.05)
 
 
 def die(env, program, d, step, delay_us):

@@ -128,7 +128,7 @@ def test_refused_load_leaves_the_rest_alone(env):
 
 def test_load_and_unload_while_serving(env):
     d = env.daemon((LAYERS,))
-    empty = d.held()
+    empty = d.settled()
     before = d.status()["weight_bytes"]
     for _ in range(1 if env.short else 3):
         d.ctl_ok("load", f"second={env.model('tiny-llama')}")
@@ -209,7 +209,7 @@ def test_status_while_loading(env):
 def test_unload_while_loading(env):
     """The load is given up; the name is free again."""
     d = env.daemon((LAYERS,))
-    before = d.held()
+    before = d.settled()
     d.ctl_ok("load", f"slow={slow_model(env, 64)}", "--no-wait")
     equal(next(m for m in d.status()["models"] if m["name"] == "slow")["state"], "loading", "state")
     equal(linear_status(env, d), (0, ""), "another model meanwhile")
