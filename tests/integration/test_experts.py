@@ -53,10 +53,11 @@ def test_moe_routing(env):
     flat_ids, flat_weights = sum(ids, []), sum(weights, [])
     ref.npy_save(env.path("x.npy"), "<f4", (4, 256), x)
     for ids_descr in ("<i4", "<i8"):
-        for weights_descr in ("<f4", "<f2"):
+        for weights_descr in ("<f4", "<f2", "<u2"):  # each holds these weights exactly
+            stored = [ref.to_bf16(w) for w in flat_weights] if weights_descr == "<u2" else flat_weights
             ref.npy_save(env.path("ids.npy"), ids_descr, (4, 4), flat_ids)
-            ref.npy_save(env.path("w.npy"), weights_descr, (4, 4), flat_weights)
-            (descr, shape, y), said = run_moe(env, d)
+            ref.npy_save(env.path("w.npy"), weights_descr, (4, 4), stored)
+            (descr, shape, y), said = run_moe(env, d, *(["--bf16"] if weights_descr == "<u2" else []))
             equal((descr, shape), ("<f4", (4, 256)), "y")
             check("2 invalid" in said, f"two invalid ids are not reported: {said}")
             near(y, want, "f4", f"ids {ids_descr}, weights {weights_descr}", chain=2)
@@ -83,14 +84,20 @@ def test_moe_activations(env):
 
 def test_mlp(env):
     d, tensors = env.shared(), deepseek(env)
-    ref.npy_save(env.path("x.npy"), "<f4", (3, 256), wave(3 * 256, 8))
-    rows = ref.rows_of(wave(3 * 256, 8), 256)
+    x = [ref.bf16(ref.to_bf16(ref.round_half(v))) for v in wave(3 * 256, 8)]  # exact in all three types
+    ref.npy_save(env.path("x.npy"), "<f4", (3, 256), x)
+    ref.npy_save(env.path("x2.npy"), "<f2", (3, 256), x)
+    ref.npy_save(env.path("xb.npy"), "<u2", (3, 256), [ref.to_bf16(v) for v in x])
+    rows = ref.rows_of(x, 256)
     for prefix in ("model.layers.0.mlp", "model.layers.1.mlp.shared_experts"):
         parts = [ref.Matrix(tensors, f"{prefix}.{p}_proj") for p in ("gate", "up", "down")]
         d.ctl_ok("run", "mlp", "tiny-deepseek", prefix, env.path("x.npy"), "-o", env.path("y.npy"))
         _, shape, y = ref.npy_load(env.path("y.npy"))
         equal(shape, (3, 256), "y")
         near(y, [v for r in rows for v in ref.mlp(*parts, r)], "f4", prefix, chain=2)
+        for name, args in (("x2.npy", []), ("xb.npy", ["--bf16"])):
+            d.ctl_ok("run", "mlp", "tiny-deepseek", prefix, env.path(name), "-o", env.path("y2.npy"), *args)
+            near(ref.npy_load(env.path("y2.npy"))[2], y, "f4", f"{prefix}, {name}")
 
 
 def run_mla(env, d, *args):
