@@ -77,10 +77,12 @@ static inline struct bench_file bench_open(const char *path, int argc, char **ar
 		fprintf(stderr, "cannot write %s: %m\n", b.temporary);
 		exit(1);
 	}
-	bench_ask("git rev-parse --short=12 HEAD 2>/dev/null", commit, sizeof(commit));
+	/* A copy without its history is told where it comes from. */
+	bench_ask("echo ${EXL3_COMMIT:-$(git rev-parse --short=12 HEAD 2>/dev/null)}", commit, sizeof(commit));
 	bench_ask("sed -n 's/^model name.*: //p' /proc/cpuinfo", cpu, sizeof(cpu));
 	strftime(date, sizeof(date), "%Y-%m-%d %H:%M UTC", gmtime(&now));
 	uname(&uts);
+	uts.release[strcspn(uts.release, "-")] = 0; /* the version; what a distributor calls it says little */
 	fprintf(b.f, "#");
 	for (int i = 0; i < argc; i++)
 		fprintf(b.f, " %s", argv[i]);

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# gpu.sh BUILD [FOLDER] - every benchmark that needs a GPU, into FOLDER (default bench/results).
+#
+# Small cells first, as clocks drift with heat. Each program measures its own ceilings in its run.
+# EXL3_COMMIT names the commit where there is no git history.
+set -u
+build=${1:?folder of the build}
+out=${2:-bench/results}
+cd "$(dirname "$0")/.." || exit 1
+export EXL3_BACKEND_DIR=$build
+gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 | sed 's/^NVIDIA //' | tr 'A-Z ' 'a-z-')
+[ -n "$gpu" ] || { echo "no GPU here" >&2; exit 77; }
+run() { # SECONDS COMMAND...
+	local limit=$1 rc
+	shift
+	echo "== $*"
+	timeout -k 5 "$limit" "$@"
+	rc=$?
+	[ $rc = 0 ] || echo "ended with $rc"
+}
+run 150 "$build/bench/kernel_cuda" --csv "$out/linear_$gpu.csv" --shapes 0,1,2,3,4
+run 60 "$build/bench/mla_cuda" -o "$out/mla_$gpu.csv"
+run 60 "$build/bench/moe_cuda" --csv "$out/moe_$gpu.csv"
+run 60 "$build/bench/rpc" --daemon "$build/exl3-daemon" --model tests/models/layers -o "$out/rpc_$gpu.csv"
+run 120 "$build/bench/load" --mib 16384 --repeat 3 --backend cuda -o "$out/load_$gpu.csv"
