@@ -44,6 +44,85 @@ static void ring_del(struct exl3_sched *s, struct exl3_sched_flow *flow)
 	flow->next = flow->prev = NULL;
 }
 
+/*
+ * Deadlines. A client may have half a million requests queued, all with deadlines of its choice: only
+ * a heap keeps it from buying the loop's time with them. A pairing heap needs no memory but the items.
+ */
+static struct exl3_sched_item *meld(struct exl3_sched_item *a, struct exl3_sched_item *b)
+{
+	struct exl3_sched_item *low;
+
+	if (!a || !b)
+		return a ? a : b;
+	low = b->deadline_ns < a->deadline_ns ? b : a;
+	if (low == b)
+		b = a;
+	b->heap_prev = low;
+	b->heap_next = low->heap_child;
+	if (b->heap_next)
+		b->heap_next->heap_prev = b;
+	low->heap_child = b;
+	return low;
+}
+
+/* Siblings become one heap: by twos from the left, then these from the right. */
+static struct exl3_sched_item *meld_siblings(struct exl3_sched_item *first)
+{
+	struct exl3_sched_item *pairs = NULL, *top = NULL;
+
+	while (first) {
+		struct exl3_sched_item *a = first, *b = a->heap_next;
+
+		first = b ? b->heap_next : NULL;
+		a->heap_next = a->heap_prev = NULL;
+		if (b)
+			b->heap_next = b->heap_prev = NULL;
+		a = meld(a, b);
+		a->heap_next = pairs;
+		pairs = a;
+	}
+	while (pairs) {
+		struct exl3_sched_item *a = pairs;
+
+		pairs = a->heap_next;
+		a->heap_next = NULL;
+		top = meld(top, a);
+	}
+	return top;
+}
+
+static void set_deadlines(struct exl3_sched *s, struct exl3_sched_item *top)
+{
+	s->deadlines = top;
+	s->next_deadline = top ? top->deadline_ns : UINT64_MAX;
+}
+
+static void deadline_add(struct exl3_sched *s, struct exl3_sched_item *item)
+{
+	if (item->deadline_ns)
+		set_deadlines(s, meld(s->deadlines, item));
+}
+
+static void deadline_del(struct exl3_sched *s, struct exl3_sched_item *item)
+{
+	struct exl3_sched_item *below, *prev = item->heap_prev;
+
+	if (!item->deadline_ns)
+		return;
+	below = meld_siblings(item->heap_child);
+	if (prev) {
+		if (prev->heap_child == item)
+			prev->heap_child = item->heap_next;
+		else
+			prev->heap_next = item->heap_next;
+		if (item->heap_next)
+			item->heap_next->heap_prev = prev;
+		below = meld(s->deadlines, below);
+	}
+	item->heap_child = item->heap_next = item->heap_prev = NULL;
+	set_deadlines(s, below);
+}
+
 void exl3_sched_push(struct exl3_sched *s, struct exl3_sched_flow *flow,
 		     struct exl3_sched_item *item)
 {
@@ -60,8 +139,7 @@ void exl3_sched_push(struct exl3_sched *s, struct exl3_sched_flow *flow,
 	if (flow->queued++ == 0)
 		ring_add(s, flow);
 	s->queued++;
-	if (item->deadline_ns && item->deadline_ns < s->next_deadline)
-		s->next_deadline = item->deadline_ns;
+	deadline_add(s, item);
 }
 
 void exl3_sched_remove(struct exl3_sched *s, struct exl3_sched_item *item)
@@ -79,6 +157,7 @@ void exl3_sched_remove(struct exl3_sched *s, struct exl3_sched_item *item)
 		flow->tail = item->prev;
 	item->next = item->prev = NULL;
 	item->state = EXL3_ITEM_IDLE;
+	deadline_del(s, item);
 	s->queued--;
 	if (--flow->queued == 0)
 		ring_del(s, flow);
@@ -177,31 +256,16 @@ void exl3_sched_unpick(struct exl3_sched *s, struct exl3_sched_item *const *item
 		s->queued++;
 		/* The picks before it moved the turn on: it is this flow's again. */
 		s->turn = flow;
-		if (item->deadline_ns && item->deadline_ns < s->next_deadline)
-			s->next_deadline = item->deadline_ns;
+		deadline_add(s, item);
 	}
 }
 
 struct exl3_sched_item *exl3_sched_expire(struct exl3_sched *s, uint64_t now_ns)
 {
-	struct exl3_sched_flow *flow = s->turn;
-	uint64_t next = UINT64_MAX;
+	struct exl3_sched_item *item = s->deadlines;
 
-	if (now_ns < s->next_deadline)
+	if (!item || item->deadline_ns > now_ns)
 		return NULL;
-	while (flow) {
-		for (struct exl3_sched_item *item = flow->head; item; item = item->next) {
-			if (!item->deadline_ns)
-				continue;
-			if (item->deadline_ns <= now_ns) {
-				exl3_sched_remove(s, item);
-				return item;
-			}
-			if (item->deadline_ns < next)
-				next = item->deadline_ns;
-		}
-		flow = flow->next == s->turn ? NULL : flow->next;
-	}
-	s->next_deadline = next;
-	return NULL;
+	exl3_sched_remove(s, item);
+	return item;
 }

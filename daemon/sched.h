@@ -8,7 +8,7 @@
  * read of its weights). The device executes launches in the order in which they were picked.
  *
  *   item:  IDLE -> QUEUED -> RUNNING -> IDLE           exl3_sched_push, _pick, _done
- *                  QUEUED -> IDLE                      _cancel, _expire, _drop, and fences in _pick
+ *                  QUEUED -> IDLE                      _remove, _expire, and fences in _pick
  */
 #ifndef EXL3_DAEMON_SCHED_H
 #define EXL3_DAEMON_SCHED_H
@@ -26,6 +26,9 @@ enum exl3_item_state { EXL3_ITEM_IDLE, EXL3_ITEM_QUEUED, EXL3_ITEM_RUNNING };
 struct exl3_sched_item {
 	struct exl3_sched_item *next, *prev;
 	struct exl3_sched_flow *flow;
+	/* In exl3_sched.deadlines while QUEUED with one: first child, next sibling, and the one before it:
+	 * the sibling on its left, or the parent of the first. */
+	struct exl3_sched_item *heap_child, *heap_next, *heap_prev;
 	uint64_t deadline_ns; /* 0: none */
 	const void *key;      /* items with equal keys may share a launch; NULL: never shares */
 	uint32_t rows;
@@ -43,10 +46,11 @@ struct exl3_sched_flow {
 struct exl3_sched {
 	struct exl3_sched_flow *turn; /* whose turn it is; NULL: nothing is queued */
 	uint32_t launches, launches_max;
-	uint32_t merge_max, rows_max; /* items and rows of one launch */
-	uint64_t next_deadline;       /* none of the queued ones is earlier; UINT64_MAX: none */
-	uint32_t flows;               /* in the ring */
-	uint32_t queued, running;     /* items */
+	uint32_t merge_max, rows_max;      /* items and rows of one launch */
+	uint64_t next_deadline;            /* of the queued ones; UINT64_MAX: none */
+	struct exl3_sched_item *deadlines; /* pairing heap, the earliest on top */
+	uint32_t flows;                    /* in the ring */
+	uint32_t queued, running;          /* items */
 };
 
 void exl3_sched_init(struct exl3_sched *s, uint32_t launches_max, uint32_t merge_max,
@@ -71,7 +75,7 @@ void exl3_sched_unpick(struct exl3_sched *s, struct exl3_sched_item *const *item
 
 /* Takes a QUEUED item out of its flow; it is IDLE then. */
 void exl3_sched_remove(struct exl3_sched *s, struct exl3_sched_item *item);
-/* Next queued item whose deadline has passed, taken out; NULL: none, next_deadline is exact again. */
+/* The queued item whose deadline passed first, taken out; NULL: none has. */
 struct exl3_sched_item *exl3_sched_expire(struct exl3_sched *s, uint64_t now_ns);
 
 #endif

@@ -244,6 +244,48 @@ static void deadlines(void **state)
 	assert_null(exl3_sched_expire(&b.s, 11));
 }
 
+/* Any order of coming and leaving: they expire by deadline, and each of them once. */
+static void many_deadlines(void **state)
+{
+	unsigned seed = 4711;
+
+	(void)state;
+	for (int round = 0; round < 500; round++) {
+		struct exl3_sched_item *got;
+		uint64_t last = 0, left = 0;
+		struct bench b;
+
+		bench_init(&b, 1, 1);
+		for (unsigned i = 0; i < NR; i++)
+			push(&b, i % 4, NULL, 1, (unsigned)rand_r(&seed) % 50);
+		for (unsigned i = 0; i < NR; i++) {
+			if (rand_r(&seed) % 3 == 0)
+				exl3_sched_remove(&b.s, &b.items[i]);
+			else
+				left += b.items[i].deadline_ns != 0;
+		}
+		while (left) {
+			uint64_t earliest = UINT64_MAX;
+
+			for (unsigned i = 0; i < NR; i++)
+				if (b.items[i].state == EXL3_ITEM_QUEUED &&
+				    b.items[i].deadline_ns && b.items[i].deadline_ns < earliest)
+					earliest = b.items[i].deadline_ns;
+			assert_int_equal(b.s.next_deadline, earliest);
+			assert_null(exl3_sched_expire(&b.s, earliest - 1));
+			got = exl3_sched_expire(&b.s, earliest);
+			assert_non_null(got);
+			assert_int_equal(got->deadline_ns, earliest);
+			assert_int_equal(got->state, EXL3_ITEM_IDLE);
+			assert_true(earliest >= last);
+			last = earliest;
+			left--;
+		}
+		assert_int_equal(b.s.next_deadline, UINT64_MAX);
+		assert_null(exl3_sched_expire(&b.s, UINT64_MAX));
+	}
+}
+
 static void removal_from_every_place(void **state)
 {
 	(void)state;
@@ -326,6 +368,7 @@ int main(void)
 		test_case(equal_keys_share_a_launch),
 		test_case(a_launch_that_could_not_start_keeps_its_place),
 		test_case(deadlines),
+		test_case(many_deadlines),
 		test_case(removal_from_every_place),
 		test_case(random_walk),
 	};
