@@ -250,7 +250,8 @@ static int channel_init(struct exl3_channel *ch, const struct exl3_channel_optio
 	if (rc < 0)
 		return rc;
 	ch->slots = calloc(ch->ring.cq_mask + 1, sizeof(*ch->slots));
-	if (!ch->slots)
+	ch->named = calloc(ch->ring.cq_mask + 1, sizeof(*ch->named));
+	if (!ch->slots || !ch->named)
 		return exl3_errf(err, -ENOMEM, "channel: out of memory");
 	for (uint32_t i = 0; i <= ch->ring.cq_mask; i++) {
 		ch->slots[i].ch = ch;
@@ -332,6 +333,7 @@ void exl3_channel_try_free(struct exl3_channel *ch)
 	exl3_closep(&ch->kick_fd);
 	exl3_closep(&ch->notify_fd);
 	free(ch->slots);
+	free(ch->named);
 	free(ch);
 }
 

@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 /* ---- completions ---- */
 
@@ -50,6 +51,43 @@ static void unpin(struct exl3_dispatch *d, struct exl3_request *req)
 		exl3_registered_unpin(req->c.target.model);
 }
 
+/* Whom CANCEL means. A look through all requests would cost a client with many of them little and the
+ * others much; the key keeps it from choosing names that fall into one bucket. */
+static struct exl3_bucket *bucket(const struct exl3_channel *ch, uint64_t user_data)
+{
+	const uint64_t *key = ch->d->hash_key;
+	unsigned __int128 wide = (unsigned __int128)(user_data ^ key[0]) * key[1];
+
+	return &ch->named[((uint64_t)(wide >> 64) ^ (uint64_t)wide) & ch->ring.cq_mask];
+}
+
+static void name_add(struct exl3_channel *ch, struct exl3_request *req)
+{
+	struct exl3_bucket *b = bucket(ch, req->user_data);
+
+	req->next = NULL;
+	req->prev = b->tail;
+	if (b->tail)
+		b->tail->next = req;
+	else
+		b->head = req;
+	b->tail = req;
+}
+
+static void name_del(struct exl3_channel *ch, struct exl3_request *req)
+{
+	struct exl3_bucket *b = bucket(ch, req->user_data);
+
+	if (req->prev)
+		req->prev->next = req->next;
+	else
+		b->head = req->next;
+	if (req->next)
+		req->next->prev = req->prev;
+	else
+		b->tail = req->prev;
+}
+
 /* The request has ended, however: unpinned, answered, its slot free again. */
 static void finish(struct exl3_request *req, int result, uint64_t detail, uint64_t exec_ns)
 {
@@ -57,6 +95,7 @@ static void finish(struct exl3_request *req, int result, uint64_t detail, uint64
 
 	assert(req->item.state == EXL3_ITEM_IDLE);
 	unpin(ch->d, req);
+	name_del(ch, req);
 	req->next = ch->free;
 	ch->free = req;
 	if (result == 0) {
@@ -72,21 +111,21 @@ static void finish(struct exl3_request *req, int result, uint64_t detail, uint64
 /* The oldest request of that name that has not started is taken out: 0, -EALREADY, -ENOENT. */
 static int cancel(struct exl3_channel *ch, uint64_t user_data)
 {
-	for (struct exl3_sched_item *item = ch->flow.head; item; item = item->next) {
-		struct exl3_request *req = (struct exl3_request *)item;
+	struct exl3_request *req = bucket(ch, user_data)->head;
+	int rc = -ENOENT;
 
+	for (; req; req = req->next) {
 		if (req->user_data != user_data)
 			continue;
-		exl3_sched_remove(&ch->d->sched, item);
+		if (req->item.state == EXL3_ITEM_RUNNING) {
+			rc = -EALREADY; /* unless a later one of that name waits */
+			continue;
+		}
+		exl3_sched_remove(&ch->d->sched, &req->item);
 		finish(req, -ECANCELED, EXL3_DETAIL_NONE, 0);
 		return 0;
 	}
-	for (uint32_t i = 0; ch->flow.running && i <= ch->ring.cq_mask; i++) {
-		if (ch->slots[i].item.state == EXL3_ITEM_RUNNING &&
-		    ch->slots[i].user_data == user_data)
-			return -EALREADY;
-	}
-	return -ENOENT;
+	return rc;
 }
 
 static const void *merge_key(const struct exl3_checked *c)
@@ -145,6 +184,7 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	req->item.rows = sqe->rows;
 	req->item.key = merge_key(&req->c);
 	pin(req);
+	name_add(ch, req);
 	exl3_sched_push(&d->sched, &ch->flow, &req->item);
 }
 
@@ -263,7 +303,10 @@ static bool launch_all(struct exl3_dispatch *d)
 	bool any = false;
 	uint32_t nr;
 
-	while ((nr = exl3_sched_pick(&d->sched, items))) {
+	for (uint32_t i = 0; i < EXL3_ENDS_MAX; i++) {
+		nr = exl3_sched_pick(&d->sched, items);
+		if (!nr)
+			break;
 		if (items[0]->state == EXL3_ITEM_IDLE) {
 			finish((struct exl3_request *)items[0], 0, EXL3_DETAIL_NONE, 0);
 		} else if (launch(d, items, nr) < 0) {
@@ -316,7 +359,10 @@ static bool expire(struct exl3_dispatch *d, uint64_t now_ns)
 	struct exl3_sched_item *item;
 	bool any = false;
 
-	while ((item = exl3_sched_expire(&d->sched, now_ns))) {
+	for (uint32_t i = 0; i < EXL3_ENDS_MAX; i++) {
+		item = exl3_sched_expire(&d->sched, now_ns);
+		if (!item)
+			break;
 		finish((struct exl3_request *)item, -ETIME, EXL3_DETAIL_NONE, 0);
 		any = true;
 	}
@@ -386,6 +432,9 @@ int exl3_dispatch_new(const struct exl3_dispatch_options *opt, struct exl3_dispa
 	d->deterministic = opt->deterministic;
 	d->buffer_free = opt->buffer_free;
 	d->arg = opt->arg;
+	if (getrandom(d->hash_key, sizeof(d->hash_key), GRND_NONBLOCK) < 0)
+		d->hash_key[0] = exl3_now_ns();
+	d->hash_key[1] |= 1u | 1ull << 63;
 	d->muted_timer.fn = exl3_channels_on_muted;
 	d->muted_timer.arg = d;
 	while (d->ops->kernels[d->nr_kernels].name)

@@ -7,14 +7,16 @@
 
 #define EXL3_TAKE_MAX  16u /* entries of one channel per turn, so that none starves the others */
 #define EXL3_DONE_MAX  16u
-#define EXL3_KICKS_MAX 64u         /* kicks without work until a channel is muted */
+#define EXL3_ENDS_MAX  256u /* requests that end without a launch, per turn, for the same reason */
+#define EXL3_KICKS_MAX 64u  /* kicks without work until a channel is muted */
 #define EXL3_MUTED_NS  10000000ull /* how often a muted channel is looked at */
 
 /* A slot of its channel. */
 struct exl3_request {
 	struct exl3_sched_item item; /* first: the scheduler hands it back */
 	struct exl3_channel *ch;     /* owner */
-	struct exl3_request *next;   /* in ch->free */
+	struct exl3_request *next;   /* in ch->free; in its bucket of ch->named */
+	struct exl3_request *prev;   /* in its bucket */
 	uint64_t user_data;
 	struct exl3_checked c; /* pins buffers and model while queued or running */
 };
@@ -33,6 +35,11 @@ struct exl3_launch {
 	struct exl3_launch *next; /* in d->free */
 };
 
+/* Requests that have not ended, by a hash of their user_data; the oldest first. */
+struct exl3_bucket {
+	struct exl3_request *head, *tail;
+};
+
 enum exl3_channel_where { EXL3_CH_POLLED, EXL3_CH_DORMANT, EXL3_CH_MUTED, EXL3_CH_DEAD };
 
 struct exl3_channel {
@@ -47,6 +54,7 @@ struct exl3_channel {
 	struct exl3_sched_flow flow;
 	struct exl3_request *slots; /* owned; as many as there is credit */
 	struct exl3_request *free;
+	struct exl3_bucket *named; /* owned; as many */
 	struct exl3_channel *next_dirty;
 	bool dirty; /* has completions that were not published */
 	bool closed, failed;
@@ -79,6 +87,7 @@ struct exl3_dispatch {
 	uint64_t syscalls;    /* made to wake clients */
 	uint32_t nr_channels; /* not freed yet */
 	uint32_t nr_kernels;
+	uint64_t hash_key[2]; /* the clients do not know it */
 	bool deterministic, draining, device_lost;
 	struct exl3_counters counters;
 	void (*buffer_free)(void *arg, struct exl3_buffer *buf);
