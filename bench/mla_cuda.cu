@@ -339,6 +339,12 @@ double time_kernel(const char *name, LAUNCH launch, const cell &c, const operand
 	return time_graph(op.calls, enqueue, replays);
 }
 
+/* Variants for any size are timed only where they are chosen. */
+bool is_general(const struct exl3_cuda_mla_kernel *k)
+{
+	return strstr(k->name, "_any") || strstr(k->name, "_small");
+}
+
 /* What exl3_cuda_mla_select() says. */
 const struct exl3_cuda_mla_kernel *chosen(const cell &c, const operands &op, uint32_t batch)
 {
@@ -392,8 +398,7 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 				c.topk * batch, (uint32_t)op.row_bytes, (uint32_t *)ws + 8);
 		});
 		for (const struct exl3_cuda_mla_kernel *k = exl3_cuda_mla_kernels; k->name; k++) {
-			if (!takes(k, c, op, batch) ||
-			    (strstr(k->name, "_any") && k != chosen(c, op, batch)))
+			if (!takes(k, c, op, batch) || (is_general(k) && k != chosen(c, op, batch)))
 				continue;
 			const double us = time_kernel(k->name, k->launch, c, op, batch, 0, 0);
 			const double err = max_error(c, op);
@@ -432,7 +437,7 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 		};
 
 		for (const struct exl3_cuda_mla_kernel *k = exl3_cuda_mla_kernels; k->name; k++)
-			if (takes(k, c, op, batch) && !strstr(k->name, "_any"))
+			if (takes(k, c, op, batch) && !is_general(k))
 				sweep_one(k->name, k->launch);
 		for (const auto &v : mla_variants)
 			if (batch >= 64 && c.cache == v.in->cache_dtype &&

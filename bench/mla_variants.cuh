@@ -16,7 +16,7 @@
 	X(v_e4m3_576_s4, EXL3_E4M3, 576, 512, 4)
 
 #define EXL3_MLA_VARIANT(name, cache, dp, vp, stages) \
-	EXL3_MLA_INSTANTIATE(name, cache, dp, vp, stages, true)
+	EXL3_MLA_INSTANTIATE(name, cache, dp, vp, stages, true, 25.0f)
 EXL3_MLA_VARIANTS(EXL3_MLA_VARIANT)
 #undef EXL3_MLA_VARIANT
 

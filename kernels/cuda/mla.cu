@@ -4,7 +4,7 @@
  *
  * plan() estimates the time of each possible split (CTAs per item = cluster * groups) in nanoseconds
  * and takes the least: a CTA computes a key in key_ns, but no faster than HBM delivers rows to all
- * CTAs that run; it starts and ends in start_ns; merging costs CLUSTER_NS or GROUPS_NS more.
+ * CTAs that run; it starts and ends in start_ns; merging costs more, see below.
  */
 #include "kernels/cuda/mla_common.cuh"
 
@@ -19,10 +19,10 @@ namespace exl3_mla
 {
 #define EXL3_MLA_LIST(X)                                                                        \
 	X(mla_wide_bf16_576)                                                                    \
-	X(mla_wide_bf16_512) X(mla_wide_f16_576) X(mla_wide_f16_512) X(mla_bf16_576)            \
-		X(mla_bf16_512) X(mla_bf16_any) X(mla_bf16_small) X(mla_f16_576) X(mla_f16_512) \
-			X(mla_f16_any) X(mla_f16_small) X(mla_e4m3_576) X(mla_e4m3_512)         \
-				X(mla_e4m3_any)
+	X(mla_wide_bf16_512)                                                                    \
+	X(mla_wide_f16_576) X(mla_wide_f16_512) X(mla_bf16_576) X(mla_bf16_512) X(mla_bf16_any) \
+		X(mla_bf16_small) X(mla_f16_576) X(mla_f16_512) X(mla_f16_any) X(mla_f16_small) \
+			X(mla_e4m3_576) X(mla_e4m3_512) X(mla_e4m3_any)
 #define EXL3_MLA_DECLARE(name) extern const instance name;
 EXL3_MLA_LIST(EXL3_MLA_DECLARE)
 } // namespace exl3_mla
@@ -30,7 +30,10 @@ EXL3_MLA_LIST(EXL3_MLA_DECLARE)
 namespace
 {
 
-constexpr float CLUSTER_NS = 800.0f, GROUPS_NS = 1500.0f, HBM_BYTES_PER_NS = 4200.0f;
+constexpr float CLUSTER_NS = 1000.0f,
+		CLUSTER16_NS = 2300.0f;                 /* 16 CTAs share one GPC's bandwidth */
+constexpr float GROUPS_NS = 1500.0f, GROUP_NS = 250.0f; /* at all, and each */
+constexpr float HBM_BYTES_PER_NS = 4200.0f;
 
 struct split {
 	uint32_t cluster, groups;
@@ -121,9 +124,11 @@ struct split plan(const instance &in, uint64_t items, uint32_t topk, int sms, bo
 			const uint32_t n = s * c, keys = ((topk + n - 1) / n + 15) & ~15u;
 			const float key_ns =
 				fmaxf(in.key_ns, row_ns * fminf((float)ctas, (float)cap));
-			const float ns =
-				waves * (keys * key_ns + in.start_ns + (s > 1 ? CLUSTER_NS : 0) +
-					 (c > 1 ? GROUPS_NS : 0));
+			const float merge_ns = (s == 1    ? 0
+						: s == 16 ? CLUSTER16_NS
+							  : CLUSTER_NS) +
+					       (c == 1 ? 0 : GROUPS_NS + c * GROUP_NS);
+			const float ns = waves * (keys * key_ns + in.start_ns + merge_ns);
 
 			if (ns < best.ns)
 				best = {s, c, ns};
@@ -149,7 +154,8 @@ int describe(const struct exl3_cuda_mla *a, const instance &in, struct shape *re
 	ret->queries = (uint32_t)queries;
 	if (a->cluster) {
 		ret->split = {a->cluster, a->groups ? a->groups : 1u, 0.0f};
-		if (ret->split.cluster > CLUSTER_MAX || ret->split.groups > CLUSTER_MAX)
+		if ((ret->split.cluster > 8 && ret->split.cluster != 16) ||
+		    ret->split.groups > CLUSTER_MAX)
 			return -EOPNOTSUPP;
 	} else if (!a->deterministic) {
 		ret->split = plan(in, queries * ret->head_tiles, topk, a->device_sms, clusters);

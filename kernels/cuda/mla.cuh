@@ -62,6 +62,11 @@ template <int CACHE, int DP_, int VP_, int STAGES_, bool EXACT_> struct config {
 	static_assert(STAGES * KB * ROW >= 2 * TILE_H * OROW * 4, "both groups' O fit the stages");
 };
 
+/* Max and sum of a row over both groups, and the groups' weights. */
+struct alignas(16) row_sum {
+	float m, l, w0, w1;
+};
+
 template <class C> struct shared {
 	alignas(128) uint8_t stage[C::STAGES][C::KB][C::ROW]; /* at the end: O of both groups */
 	alignas(16) uint8_t recv[C::merger_type::recv_bytes()];
@@ -69,6 +74,7 @@ template <class C> struct shared {
 	alignas(16) uint8_t p[2][C::TILE_H][C::PROW];
 	float alpha[2][C::TILE_H];
 	float ml[2][2][C::TILE_H]; /* group; max (log2 units) and sum */
+	row_sum rows[C::TILE_H];
 	merge_shared<C::TILE_H> merge;
 	alignas(8) uint64_t full[C::STAGES], empty[C::STAGES], merged;
 	uint8_t valid[C::STAGES][C::PRODUCERS]; /* bit k: key k of that producer warp exists */
@@ -380,11 +386,6 @@ __device__ __forceinline__ void spill_o(float *osm, const float (&o)[C::VT][4], 
 	}
 }
 
-/* Max and sum of a row over both groups, and the groups' weights. */
-struct row_sum {
-	float m, l, w0, w1;
-};
-
 template <class C> __device__ __forceinline__ row_sum sum_groups(const shared<C> &sm, int row)
 {
 	const float m0 = sm.ml[0][0][row], m1 = sm.ml[1][0][row];
@@ -410,43 +411,55 @@ __device__ __forceinline__ void deliver(shared<C> &sm, const params &p, const ta
 	const int u0 = group * 128 + t;
 
 	sync_mergers(); /* both groups are done with the stages */
+	if (u0 < C::TILE_H) {
+		const row_sum s = sum_groups<C>(sm, u0);
+
+		sm.rows[u0] = s;
+		if (p.splits == 1)
+			to.store_lse(u0, s.m, s.l);
+	}
 	spill_o<C>(osm + group * C::TILE_H * C::OROW, o, t >> 5, t & 31);
 	if (p.cluster > 1)
 		cluster_wait(); /* all mbarriers are ready */
 	sync_mergers();
 	if (p.splits > 1 && u0 / C::TILE_H < (int)p.cluster) {
-		const row_sum s = sum_groups<C>(sm, u0 % C::TILE_H);
+		const row_sum s = sm.rows[u0 % C::TILE_H];
 
 		mg.push_ml(u0 / C::TILE_H, u0 % C::TILE_H, s.m, s.l);
 	}
-#pragma unroll 2
-	for (int u = u0; u < C::TILE_H * PER_ROW; u += MERGERS) {
-		const int row = u / PER_ROW, d = u % PER_ROW * 4;
-		const row_sum s = sum_groups<C>(sm, row);
-		const float4 a = *(const float4 *)(osm + row * C::OROW + d);
-		const float4 b = *(const float4 *)(osm + (C::TILE_H + row) * C::OROW + d);
+	const auto merged = [&](int row, int d) {
+		const row_sum s = sm.rows[row];
 		float4 v = make_float4(0, 0, 0, 0);
 
-		fma4(v, s.w0, a);
-		fma4(v, s.w1, b);
-		if (p.splits == 1) {
-			const float f = to.factor(s.l);
+		fma4(v, s.w0, *(const float4 *)(osm + row * C::OROW + d));
+		fma4(v, s.w1, *(const float4 *)(osm + (C::TILE_H + row) * C::OROW + d));
+		return v;
+	};
+
+	if (p.splits == 1) {
+#pragma unroll 4
+		for (int u = u0; u < C::TILE_H * PER_ROW; u += MERGERS) {
+			const int row = u / PER_ROW, d = u % PER_ROW * 4;
+			const float4 v = merged(row, d);
+			const float f = to.factor(sm.rows[row].l);
 
 			to.store4(row, d, make_float4(v.x * f, v.y * f, v.z * f, v.w * f));
-		} else {
-			uint32_t bar;
-			const uint32_t at = mg.slot(d / 16, bar);
-
-			push4(at + (row * 16 + d % 16) * 4, bar, v.x, v.y, v.z, v.w);
 		}
+		return;
 	}
-	if (p.splits > 1) {
-		mg.finish(to, u0);
-	} else if (u0 < C::TILE_H) {
-		const row_sum s = sum_groups<C>(sm, u0);
+	/* A thread has the same dims in all its rows, so one destination, where rows divide evenly. */
+	uint32_t bar, at = mg.slot(u0 % PER_ROW / 4, bar);
 
-		to.store_lse(u0, s.m, s.l);
+#pragma unroll 4
+	for (int u = u0; u < C::TILE_H * PER_ROW; u += MERGERS) {
+		const int row = u / PER_ROW, d = u % PER_ROW * 4;
+		const float4 v = merged(row, d);
+
+		if (MERGERS % PER_ROW)
+			at = mg.slot(d / 16, bar);
+		push4(at + (row * 16 + d % 16) * 4, bar, v.x, v.y, v.z, v.w);
 	}
+	mg.finish(to, u0);
 }
 
 template <class C>
@@ -517,22 +530,22 @@ __global__ void __launch_bounds__(C::THREADS, 1) kernel(const __grid_constant__ 
 
 } // namespace exl3_mla
 
-/* Defines exl3_mla::NAME, an instance. */
-#define EXL3_MLA_INSTANTIATE(name, cache, dp, vp, stages, exact)    \
-	namespace exl3_mla                                          \
-	{                                                           \
-	using name##_config = config<cache, dp, vp, stages, exact>; \
-	extern const instance name;                                 \
-	const instance name = {(const void *)kernel<name##_config>, \
-			       sizeof(shared<name##_config>),       \
-			       cache,                               \
-			       dp,                                  \
-			       vp,                                  \
-			       16,                                  \
-			       384,                                 \
-			       exact,                               \
-			       10.0f,                               \
-			       5000.0f};                            \
+/* Defines exl3_mla::NAME, an instance; key_ns as measured on H200 with few CTAs. */
+#define EXL3_MLA_INSTANTIATE(name, cache, dp, vp, stages, exact, key_ns) \
+	namespace exl3_mla                                               \
+	{                                                                \
+	using name##_config = config<cache, dp, vp, stages, exact>;      \
+	extern const instance name;                                      \
+	const instance name = {(const void *)kernel<name##_config>,      \
+			       sizeof(shared<name##_config>),            \
+			       cache,                                    \
+			       dp,                                       \
+			       vp,                                       \
+			       16,                                       \
+			       384,                                      \
+			       exact,                                    \
+			       key_ns,                                   \
+			       5000.0f};                                 \
 	}
 
 #endif

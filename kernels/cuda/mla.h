@@ -50,7 +50,7 @@ struct exl3_cuda_mla {
 	 * entries must lead to the same split (-EINVAL), else merge only those that do. The order of
 	 * summation is fixed for a given split in any case. */
 	bool deterministic;
-	/* 0: chosen. Else CTAs per query and head tile = cluster * groups, cluster at most 16. */
+	/* 0: chosen. Else CTAs per query and head tile = cluster * groups, cluster 1 to 8 or 16. */
 	uint16_t cluster, groups;
 	void *ws; /* as in struct exl3_cuda_linear: the first EXL3_CUDA_WS_ZERO bytes stay zero */
 	size_t ws_bytes;

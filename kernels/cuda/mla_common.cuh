@@ -197,7 +197,7 @@ struct target {
 
 	__device__ __forceinline__ float factor(float l) const
 	{
-		return l == 0.0f ? 0.0f : kv_scale / l;
+		return l == 0.0f ? 0.0f : __fdividef(kv_scale, l);
 	}
 
 	__device__ __forceinline__ void store2(uint32_t row, uint32_t d, float x, float y) const
@@ -233,7 +233,7 @@ struct target {
 	{
 		if (lse && row < heads)
 			lse[row] =
-				l == 0.0f ? -CUDART_INF_F : (m + log2f(l)) * 0.69314718055994531f;
+				l == 0.0f ? -CUDART_INF_F : (m + __log2f(l)) * 0.69314718055994531f;
 	}
 };
 
@@ -253,9 +253,7 @@ __device__ __forceinline__ void fma4(float4 &acc, float w, float4 v)
 
 /* What merging needs beside the received O; the same place in every CTA of a cluster. */
 template <int TILE_H> struct merge_shared {
-	float ml[2][CLUSTER_MAX][TILE_H]; /* max (log2 units) and sum, by rank or by group */
-	float weight[CLUSTER_MAX][TILE_H];
-	float total[2][TILE_H];
+	float ml[2][CLUSTER_MAX][TILE_H]; /* max (log2 units) and sum, by rank */
 	uint32_t last;
 };
 
@@ -277,12 +275,12 @@ template <int TILE_H, int VP> struct merger {
 	{
 	}
 
-	/* Bytes of recv that any number of ranks needs. */
+	/* Bytes of recv that any number of ranks (1 to 8, 16) needs. */
 	__host__ __device__ static constexpr size_t recv_bytes()
 	{
 		size_t most = 0;
 
-		for (int s = 1; s <= CLUSTER_MAX; s++) {
+		for (int s = 1; s <= CLUSTER_MAX; s = s == 8 ? 16 : s + 1) {
 			const size_t n = (size_t)s * ((CHUNKS + s - 1) / s) * CHUNK_FLOATS * 4;
 
 			most = n > most ? n : most;
@@ -335,97 +333,104 @@ template <int TILE_H, int VP> struct merger {
 #else
 		sync_mergers();
 #endif
-		weigh(ranks, t);
 		const uint32_t c0 = first_chunk(rank);
 		const int units = (int)(first_chunk(rank + 1) - c0) * (CHUNK_FLOATS / 4);
 		float4 *part =
 			(float4 *)p.part + (size_t)item * groups * UNITS + c0 * (CHUNK_FLOATS / 4);
+		float *ml = p.part_ml + ((size_t)item * groups * ranks + rank) * 2 * TILE_H;
 
 #pragma unroll 1
 		for (int u = t; u < units; u += MERGERS) {
 			const int row = u % (CHUNK_FLOATS / 4) / 4;
-			float4 acc = make_float4(0, 0, 0, 0);
+			const bool first = u < CHUNK_FLOATS / 4 && u % 4 == 0; /* one per row */
+			const float *src = recv + u * 4;
+			const uint32_t step = most * CHUNK_FLOATS;
+			float m, l;
+			const float4 v = sum(
+				ranks, m, l, [&](uint32_t k) { return sm.ml[0][k][row]; },
+				[&](uint32_t k) { return sm.ml[1][k][row]; },
+				[&](uint32_t k) { return *(const float4 *)(src + k * step); });
 
-#pragma unroll 1
-			for (uint32_t i = 0; i < ranks; i += 4) {
-#pragma unroll
-				for (uint32_t k = i; k < i + 4; k++)
-					if (k < ranks)
-						fma4(acc, sm.weight[k][row],
-						     *(const float4 *)(recv +
-								       (size_t)k * most *
-									       CHUNK_FLOATS +
-								       u * 4));
+			if (groups == 1) {
+				store(to, c0, u, v, m, l, first);
+			} else {
+				__stcg(part + (size_t)group * UNITS + u, v);
+				if (first) {
+					__stcg(ml + (size_t)group * ranks * 2 * TILE_H + row, m);
+					__stcg(ml + (size_t)group * ranks * 2 * TILE_H + TILE_H +
+						       row,
+					       l);
+				}
 			}
-			if (groups == 1)
-				store(to, c0, u, acc);
-			else
-				__stcg(part + (size_t)group * UNITS + u, acc);
 		}
-		if (groups == 1)
-			store_lse(to, t);
-		else
-			merge_groups(to, c0, units, part, t);
+		if (groups > 1)
+			merge_groups(to, c0, units, part, ml, t);
 	}
 
       private:
-	/* Weights and totals of the @n results in sm.ml: 16 lanes a row. */
-	__device__ __forceinline__ void weigh(uint32_t n, int t) const
+	/* Weighted sum of @n results, in order, and their total max and sum. */
+	template <class MAX, class SUM, class VALUE>
+	static __device__ __forceinline__ float4 sum(uint32_t n, float &m, float &l, MAX max_of,
+						     SUM sum_of, VALUE value_of)
 	{
-		const uint32_t i = t & 15;
+		float4 acc = make_float4(0, 0, 0, 0);
+
+		m = -CUDART_INF_F;
+		l = 0.0f;
+#pragma unroll 1
+		for (uint32_t i = 0; i < n; i += 4) {
+#pragma unroll
+			for (uint32_t k = i; k < i + 4; k++)
+				m = fmaxf(m, k < n ? max_of(k) : -CUDART_INF_F);
+		}
+		const float base = exponent_base(m);
 
 #pragma unroll 1
-		for (int row = t >> 4; row < TILE_H; row += MERGERS / 16) {
-			const float mine = i < n ? sm.ml[0][i][row] : -CUDART_INF_F;
-			float m = mine, l;
+		for (uint32_t i = 0; i < n; i += 4) {
+			float w[4], part[4];
+			float4 v[4];
 
 #pragma unroll
-			for (int d = 8; d; d >>= 1)
-				m = fmaxf(m, __shfl_xor_sync(~0u, m, d));
-			const float w = exp2_fast(mine - exponent_base(m));
+			for (uint32_t k = 0; k < 4; k++) {
+				const bool in = i + k < n;
 
-			l = i < n ? w * sm.ml[1][i][row] : 0.0f;
+				w[k] = in ? max_of(i + k) : -CUDART_INF_F;
+				part[k] = in ? sum_of(i + k) : 0.0f;
+				v[k] = in ? value_of(i + k) : make_float4(0, 0, 0, 0);
+			}
 #pragma unroll
-			for (int d = 8; d; d >>= 1)
-				l += __shfl_xor_sync(~0u, l, d);
-			sm.weight[i][row] = w;
-			if (i == 0) {
-				sm.total[0][row] = m;
-				sm.total[1][row] = l;
+			for (uint32_t k = 0; k < 4; k++) {
+				w[k] = exp2_fast(w[k] - base);
+				l += w[k] * part[k];
+				fma4(acc, w[k], v[k]);
 			}
 		}
-		sync_mergers();
+		return acc;
 	}
 
-	__device__ __forceinline__ void store(const target &to, uint32_t c0, int u, float4 v) const
+	__device__ __forceinline__ void store(const target &to, uint32_t c0, int u, float4 v,
+					      float m, float l, bool first) const
 	{
 		const int row = u % (CHUNK_FLOATS / 4) / 4;
-		const float f = to.factor(sm.total[1][row]);
+		const float f = to.factor(l);
 
 		to.store4(row, (c0 + u / (CHUNK_FLOATS / 4)) * 16 + u % 4 * 4,
 			  make_float4(v.x * f, v.y * f, v.z * f, v.w * f));
-	}
-
-	__device__ __forceinline__ void store_lse(const target &to, int t) const
-	{
-		if (rank == 0 && t < TILE_H)
-			to.store_lse(t, sm.total[0][t], sm.total[1][t]);
+		if (first && rank == 0)
+			to.store_lse(row, m, l);
 	}
 
 	/* The last CTA of this rank to arrive sums the groups' slices. */
 	__device__ __forceinline__ void merge_groups(const target &to, uint32_t c0, int units,
-						     const float4 *part, int t) const
+						     const float4 *part, const float *ml,
+						     int t) const
 	{
-		float *ml = p.part_ml + (size_t)item * groups * ranks * 2 * TILE_H;
-
-		if (t < 2 * TILE_H)
-			__stcg(ml + (size_t)(group * ranks + rank) * 2 * TILE_H + t,
-			       sm.total[t / TILE_H][t % TILE_H]);
-		__threadfence();
 		sync_mergers();
 		if (t == 0) {
 			uint32_t *counter = p.counters + item * ranks + rank;
 
+			/* The barrier before it makes this fence speak for all threads. */
+			__threadfence();
 			sm.last = atomicAdd(counter, 1) == groups - 1;
 			if (sm.last)
 				*counter = 0;
@@ -434,31 +439,22 @@ template <int TILE_H, int VP> struct merger {
 		sync_mergers();
 		if (!sm.last)
 			return;
-#pragma unroll 1
-		for (uint32_t u = t; u < groups * 2 * TILE_H; u += MERGERS) {
-			const uint32_t i = u / (2 * TILE_H), k = u % (2 * TILE_H);
+		const uint32_t step = ranks * 2 * TILE_H;
 
-			sm.ml[k / TILE_H][i][k % TILE_H] =
-				__ldcg(ml + (size_t)(i * ranks + rank) * 2 * TILE_H + k);
-		}
-		sync_mergers();
-		weigh(groups, t);
 #pragma unroll 1
 		for (int u = t; u < units; u += MERGERS) {
 			const int row = u % (CHUNK_FLOATS / 4) / 4;
-			float4 acc = make_float4(0, 0, 0, 0);
+			float m, l;
+			const float4 v = sum(
+				groups, m, l,
+				[&](uint32_t k) { return __ldcg(ml + (size_t)k * step + row); },
+				[&](uint32_t k) {
+					return __ldcg(ml + (size_t)k * step + TILE_H + row);
+				},
+				[&](uint32_t k) { return __ldcg(part + (size_t)k * UNITS + u); });
 
-#pragma unroll 1
-			for (uint32_t i = 0; i < groups; i += 4) {
-#pragma unroll
-				for (uint32_t k = i; k < i + 4; k++)
-					if (k < groups)
-						fma4(acc, sm.weight[k][row],
-						     __ldcg(part + (size_t)k * UNITS + u));
-			}
-			store(to, c0, u, acc);
+			store(to, c0, u, v, m, l, u < CHUNK_FLOATS / 4 && u % 4 == 0);
 		}
-		store_lse(to, t);
 	}
 };
 

@@ -11,7 +11,7 @@
  *
  *   tensor core  | S(j) |           | P V (j) | S(j+1) |           | P V (j+1) |
  *   warps               | softmax j |                  | softmax   |
- *   copies       | block j + 1            | block j + 2 from the end of P V (j) on
+ *   copies       | block j + 1                | block j + 2 from the end of P V (j) on
  *
  * The two warpgroups swap row maxima and P through shared memory: one barrier each per block.
  */
@@ -222,15 +222,16 @@ __device__ __forceinline__ void wide_consume(wide_shared<C> &sm, float (&o)[128]
 		wgmma_hold(s);
 		wgmma_hold(o);
 		wide_values<C>(sm, o, slot, wg);
+		/* Free the slot before waiting for the next block: its copies depend on it. */
+		wgmma_wait<0>();
+		mbar_arrive(empty + slot * 8);
+		wgmma_hold(o);
 		if (j + 1 < blocks) {
 			mbar_wait(full + (slot ^ 1) * 8, ((j + 1) / 2) & 1);
 			wide_scores<C>(sm, s, slot ^ 1, wg);
-			wgmma_wait<1>(); /* P V is done */
-			mbar_arrive(empty + slot * 8);
+			wgmma_wait<0>();
 		}
-		wgmma_wait<0>();
 		wgmma_hold(s);
-		wgmma_hold(o);
 	}
 }
 
@@ -368,8 +369,8 @@ __global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_consta
 			       64,                                       \
 			       384,                                      \
 			       true,                                     \
-			       26.0f,                                    \
-			       6000.0f};                                 \
+			       35.0f,                                    \
+			       16000.0f};                                \
 	}
 
 #endif
