@@ -8,6 +8,8 @@
  *   deadline  a request whose time passes while it waits ends with -ETIME, others do not
  *   cancel    a request that has not started ends with -ECANCELED
  *   closed    a module that is closed with requests in flight
+ *   greedy    sends 60 long requests, prints "holding", tells when its stdin ends how many were done by then
+ *   small     three short requests, one after the other
  *   stale     prints "ready" and waits for its worker to be killed: one completion for each request
  */
 #include <errno.h>
@@ -22,6 +24,7 @@
 
 #define WAIT_NS   60000000000u
 #define LONG_ROWS 1024u /* takes the device some time */
+#define MOST_ROWS 4096u /* takes it more */
 #define ENTRIES   64u
 
 struct session {
@@ -63,8 +66,8 @@ static void set_up(struct session *s, char **argv)
 	    exl3_module_open(s->model, argv[3], EXL3_KIND_LINEAR, &s->mod) < 0)
 		die("cannot open %s of %s", argv[3], argv[2]);
 	exl3_module_get_info(s->mod, &s->info);
-	x_bytes = 4ull * LONG_ROWS * s->info.k_logical;
-	if (exl3_arena_new(s->client, x_bytes + 4ull * LONG_ROWS * s->info.n_logical, &s->arena) <
+	x_bytes = 4ull * MOST_ROWS * s->info.k_logical;
+	if (exl3_arena_new(s->client, x_bytes + 4ull * MOST_ROWS * s->info.n_logical, &s->arena) <
 		    0 ||
 	    exl3_channel_new(s->client, ENTRIES, &s->ch) < 0)
 		die("no arena or channel");
@@ -255,6 +258,40 @@ static void cmd_closed(struct session *s)
 		die("a closed handle: result %d", results[10]);
 }
 
+static void cmd_greedy(struct session *s)
+{
+	unsigned done = 0;
+	struct exl3_cqe cqe;
+	char byte;
+
+	for (unsigned i = 0; i < 60; i++)
+		request(s, MOST_ROWS, i);
+	submit(s, 60);
+	printf("holding\n");
+	fflush(stdout);
+	while (read(STDIN_FILENO, &byte, 1) > 0)
+		;
+	while (exl3_peek(s->ch, &cqe) == 1)
+		expect(&cqe, done++, 0, "greedy");
+	printf("done=%u\n", done);
+	for (; done < 60; done++) {
+		cqe = take(s);
+		expect(&cqe, done, 0, "greedy");
+	}
+}
+
+static void cmd_small(struct session *s)
+{
+	for (unsigned i = 0; i < 3; i++) {
+		struct exl3_cqe cqe;
+
+		request(s, 1, i);
+		submit(s, 1);
+		cqe = take(s);
+		expect(&cqe, i, 0, "small");
+	}
+}
+
 static void reconnect(char **argv)
 {
 	uint64_t until = now_ns() + WAIT_NS;
@@ -341,10 +378,15 @@ int main(int argc, char **argv)
 		cmd_cancel(&s);
 	else if (!strcmp(what, "closed"))
 		cmd_closed(&s);
+	else if (!strcmp(what, "greedy"))
+		cmd_greedy(&s);
+	else if (!strcmp(what, "small"))
+		cmd_small(&s);
 	else if (!strcmp(what, "stale"))
 		cmd_stale(&s, argv);
 	else
-		die("usage: async SOCKET MODEL MODULE order|full|deadline|cancel|closed|stale");
+		die("usage: async SOCKET MODEL MODULE "
+		    "order|full|deadline|cancel|closed|greedy|small|stale");
 	exl3_close(s.client);
 	return 0;
 }
