@@ -3,6 +3,7 @@
 #include "daemon/log.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -62,6 +63,7 @@ static const char *level_word(enum exl3_log_level level)
 
 void exl3_log(enum exl3_log_level level, const char *fmt, ...)
 {
+	struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
 	int saved = errno, head, body;
 	char line[LINE_BYTES];
 	va_list ap;
@@ -89,9 +91,12 @@ void exl3_log(enum exl3_log_level level, const char *fmt, ...)
 			line[i] = '?';
 	}
 	line[len++] = '\n';
-	/* One write, so that lines of supervisor and worker never mix; a full pipe loses the line. */
-	do {
-		done = write(STDERR_FILENO, line, len);
-	} while (done < 0 && errno == EINTR);
+	/* One write, so that lines of supervisor and worker never mix. Whoever reads them may have stopped:
+	 * a full pipe loses the line, for the loop must not wait for room in it. */
+	if (poll(&out, 1, 0) != 0) {
+		do {
+			done = write(STDERR_FILENO, line, len);
+		} while (done < 0 && errno == EINTR);
+	}
 	errno = saved;
 }

@@ -21,7 +21,8 @@ void exl3_log_init(const char *who);
 void exl3_log_set_level(enum exl3_log_level level);
 bool exl3_log_wanted(enum exl3_log_level level);
 
-/* One event, one line: control characters in it are replaced. Any thread; keeps errno. */
+/* One event, one line: control characters in it are replaced. Any thread, never waits for whoever reads
+ * them; keeps errno. */
 void exl3_log(enum exl3_log_level level, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
 
