@@ -49,7 +49,7 @@ static const char *const codebooks[] = {"3inst", "mcg", "mul1"};
 
 static const size_t COLD_BYTES = 256u << 20;
 static const size_t POOL_BYTES = 512u << 20;
-static const int CALLS_MIN = 4, CALLS_MAX = 64;
+static const int CALLS_MIN = 4, CALLS_MAX = 64, SHARDS = 2;
 
 static cudaDeviceProp prop;
 static cudaStream_t stream;
@@ -119,6 +119,16 @@ __global__ void fill_half(__half *p, size_t n, float magnitude)
 		uint32_t x = (uint32_t)i * 2654435761u;
 
 		p[i] = __float2half((x ^ x >> 15) & 64 ? magnitude : -magnitude);
+	}
+}
+
+/* [copy][65536 suh, 65536 svh] */
+__global__ void fill_scales(__half *p, float svh)
+{
+	for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < CALLS_MAX * SHARDS * 131072u; i += gridDim.x * blockDim.x) {
+		const float v = i & 65536 ? svh : 1.0f;
+
+		p[i] = __float2half((i * 2654435761u >> 16) & 64 ? v : -v);
 	}
 }
 
@@ -266,8 +276,9 @@ static double run_cell(const exl3_cuda_linear_kernel *kern, const cell &c, bool 
 			w.rate2 = (uint8_t)c.rate2;
 			w.codebook = (uint8_t)c.codebook;
 			w.trellis = (char *)pool + ((size_t)i * bytes + s * part) % (POOL_BYTES - part) / 16 * 16;
-			w.suh = scales;
-			w.svh = scales + 65536;
+			/* Cold like the weights: each copy has its own. */
+			w.suh = scales + (size_t)(i * c.s.shards + s) * 131072;
+			w.svh = scales + (size_t)(i * c.s.shards + s) * 131072 + 65536;
 			w.bias = NULL;
 		}
 		a.x = buffers[i & 1];
@@ -280,7 +291,7 @@ static double run_cell(const exl3_cuda_linear_kernel *kern, const cell &c, bool 
 	/* x of unit size; svh keeps the outputs there. */
 	fill_half<<<256, 256, 0, stream>>>((__half *)buffers[0], buffer_bytes / 2, 1.0f);
 	fill_half<<<256, 256, 0, stream>>>((__half *)buffers[1], buffer_bytes / 2, 1.0f);
-	fill_half<<<64, 256, 0, stream>>>(scales + 65536, 65536, 0.8f / sqrtf((float)c.s.k));
+	fill_scales<<<1024, 256, 0, stream>>>(scales, 0.8f / sqrtf((float)c.s.k));
 	const double us = graph_us(calls, [&] {
 		for (int i = 0; i < calls; i++) {
 			prepare(i);
@@ -483,10 +494,9 @@ int main(int argc, char **argv)
 	CK(cudaMalloc(&buffers[0], buffer_bytes));
 	CK(cudaMalloc(&buffers[1], buffer_bytes));
 	CK(cudaMalloc(&ws, ws_bytes));
-	CK(cudaMalloc(&scales, 2 * 65536 * sizeof(__half)));
+	CK(cudaMalloc(&scales, (size_t)CALLS_MAX * SHARDS * 131072 * sizeof(__half)));
 	CK(cudaMemset(ws, 0, EXL3_CUDA_WS_ZERO));
 	fill<<<1024, 256, 0, stream>>>(pool, POOL_BYTES / 4, 77);
-	fill_half<<<64, 256, 0, stream>>>(scales, 65536, 1.0f);
 	CK(cudaStreamSynchronize(stream));
 	const blas b = use_blas ? open_blas() : blas();
 

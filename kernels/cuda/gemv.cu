@@ -14,13 +14,15 @@ namespace exl3
 
 extern const gemv_instance gemv_rate_2[], gemv_rate_3[], gemv_rate_4[], gemv_rate_5[], gemv_rate_6[],
 	gemv_rate_7[], gemv_rate_8[], gemv_rate_10[], gemv_rate_12[], gemv_rate_14[], gemv_rate_16[];
-extern const gemv_instance gemv_tune[]; /* variants other than 0 */
+extern const gemv_instance gemv_tune[]; /* variants above 1 */
 
 static const gemv_instance *const gemv_lists[] = {
 	gemv_rate_2, gemv_rate_3,  gemv_rate_4,	 gemv_rate_5,  gemv_rate_6,  gemv_rate_7,
 	gemv_rate_8, gemv_rate_10, gemv_rate_12, gemv_rate_14, gemv_rate_16, gemv_tune};
 
 enum gemv_mode { MODE_AUTO, MODE_FUSED, MODE_SHARED };
+
+enum { VARIANT_AUTO = -1 };
 
 /* Blocks of one SM share 227 KiB, of which each takes 1 KiB for the system. */
 static uint32_t gemv_smem_max(const gemv_instance *i) { return (228 / i->per_sm - 1) * 1024; }
@@ -65,21 +67,25 @@ static bool gemv_fits(const gemv_instance *i, uint32_t m, gemv_plan *p)
 }
 
 /*
- * Shape of one launch over @strips strips. The transform of 8 rows of 128 takes a warp about as long as
- * the decoding of 256 weights per lane; a shared image costs a launch, about 2 us of a block.
+ * Shape of one launch over @strips strips. Measured on an H200: four tiles per warp are better than eight
+ * where an SM has little to do; the image is better shared for m > 8 and where blocks would transform
+ * more than about a hundred rows of 128 each.
  */
 static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matrix *w, uint32_t strips,
 		       int variant, enum gemv_mode mode, gemv_plan *ret)
 {
 	const uint32_t kt = w->k / 16, kb = kt / 8, positions = strips * kt;
+	const uint32_t sms = (uint32_t)a->device_sms;
 
+	if (variant == VARIANT_AUTO)
+		variant = a->m <= 8 && positions / sms <= 110;
 	for (int bytes = 1; bytes >= 0; bytes--) {
 		const gemv_instance *i = gemv_find(w, a->m, variant, bytes && mode != MODE_SHARED);
 
 		if (!i)
 			continue;
 		/* At least two steps per warp, and few blocks on one strip, so that its owner adds quickly. */
-		uint32_t blocks = (uint32_t)a->device_sms * i->per_sm;
+		uint32_t blocks = sms * i->per_sm;
 
 		if (blocks > positions / (2u * i->kg))
 			blocks = positions / (2u * i->kg);
@@ -87,22 +93,28 @@ static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matri
 			blocks = strips * 24;
 		if (!blocks)
 			blocks = 1;
+		/*
+		 * Blocks that end with a strip do one sum instead of two, which is worth about 24 positions;
+		 * fewer of them have more to do.
+		 */
+		const uint32_t parts = blocks / strips;
+
+		if (parts && kt / parts <= positions / blocks + 24)
+			blocks = parts * strips;
 		uint32_t span = (positions + blocks - 1) / blocks / 8 + 2;
 
 		if (span > kb)
 			span = kb;
-				const bool heavy = span * a->m > 8 * 8 * i->shape.warps;
-
 		*ret = gemv_plan{i, blocks, span, 0};
-		if (mode == MODE_SHARED || (mode == MODE_AUTO && heavy && i->form != FORM_BYTES) ||
-		    !gemv_fits(i, a->m, ret)) {
-			if (i->form == FORM_BYTES || mode == MODE_FUSED)
-				continue;
-			ret->image_blocks = 0;
-			if (!gemv_fits(i, a->m, ret))
-				continue;
-		}
-		return 0;
+		if (mode != MODE_SHARED &&
+		    (mode == MODE_FUSED || i->form == FORM_BYTES || (a->m <= 8 && span * a->m <= 96)) &&
+		    gemv_fits(i, a->m, ret))
+			return 0;
+		if (i->form == FORM_BYTES || mode == MODE_FUSED)
+			continue;
+		ret->image_blocks = 0;
+		if (gemv_fits(i, a->m, ret))
+			return 0;
 	}
 	return -EOPNOTSUPP;
 }
@@ -209,6 +221,7 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int variant, enum gemv_
 		g.positions = strips * g.kt;
 		g.share = g.positions / p.blocks;
 		g.rest = g.positions % p.blocks;
+		g.blocks_inverse = (uint32_t)((0x100000000ull + p.blocks - 1) / p.blocks);
 		g.image_blocks = p.image_blocks;
 		g.ablate = a->ablate;
 		g.slots = (uint32_t *)a->ws;
@@ -254,12 +267,13 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int variant, enum gemv_
 	}
 
 extern "C" const struct exl3_cuda_linear_kernel exl3_cuda_gemv_kernels[] = {
-	GEMV_KERNEL("gemv", 0, MODE_AUTO),
-	GEMV_KERNEL("gemv_fused", 0, MODE_FUSED),
-	GEMV_KERNEL("gemv_shared", 0, MODE_SHARED),
-	GEMV_KERNEL("gemv_w8", 1, MODE_AUTO),
-	GEMV_KERNEL("gemv_nt4", 2, MODE_AUTO),
-	GEMV_KERNEL("gemv_hx2", 3, MODE_AUTO),
-	GEMV_KERNEL("gemv_w20", 4, MODE_AUTO),
+	GEMV_KERNEL("gemv", exl3::VARIANT_AUTO, MODE_AUTO),
+	GEMV_KERNEL("gemv_fused", exl3::VARIANT_AUTO, MODE_FUSED),
+	GEMV_KERNEL("gemv_shared", exl3::VARIANT_AUTO, MODE_SHARED),
+	GEMV_KERNEL("gemv_nt8", 0, MODE_AUTO),
+	GEMV_KERNEL("gemv_nt4", 1, MODE_AUTO),
+	GEMV_KERNEL("gemv_w8", 2, MODE_AUTO),
+	GEMV_KERNEL("gemv_w8_nt4", 3, MODE_AUTO),
+	GEMV_KERNEL("gemv_w12", 4, MODE_AUTO),
 	{},
 };

@@ -69,7 +69,8 @@ struct gemv_args {
 	uint32_t kt;           /* k / 16 */
 	uint32_t m_inverse;    /* ceil(2^32 / m), for m > 1 */
 	uint32_t positions;    /* of all shards */
-	uint32_t share, rest;  /* positions / blocks, and the remainder: one more for the first blocks */
+	uint32_t share, rest;  /* positions / blocks, and the remainder */
+	uint32_t blocks_inverse; /* ceil(2^32 / blocks), for blocks > 1 */
 	uint32_t image_blocks; /* fused: 128-blocks of k that the image in shared memory holds; else 0 */
 	uint32_t ablate;       /* bench only: what is left out, enum gemv_ablate */
 	uint32_t *image;       /* shared: [shard][k / 16][m][8] words */
@@ -136,13 +137,13 @@ static EXL3_HD gemv_layout gemv_shared(const gemv_shape &s, uint32_t m, uint32_t
 	return l;
 }
 
-/* First position of block @c. */
-static EXL3_HD uint32_t gemv_begin(const gemv_args &a, uint32_t c)
-{
-	return c * a.share + (c < a.rest ? c : a.rest);
-}
-
 #ifdef __CUDACC__
+
+/* First position of block @c: floor(c * positions / blocks), so multiples of whole strips stay exact. */
+EXL3_DEV uint32_t gemv_begin(const gemv_args &a, uint32_t c)
+{
+	return c * a.share + (a.rest ? __umulhi(c * a.rest, a.blocks_inverse) : 0);
+}
 
 EXL3_DEV int gemv_shard_of(const gemv_args &a, uint32_t strip)
 {
@@ -220,6 +221,47 @@ EXL3_DEV void gemv_transform(const gemv_args &a, const __half *suh, uint32_t kb0
 				atomicMax(peak + token, top);
 		}
 		__syncwarp();
+	}
+}
+
+/*
+ * The same with one row per warp: less to do at once, so a shorter way for a few rows. Lane l has values
+ * 4l .. 4l + 3 of a block: word pairs of 16-group l / 4.
+ */
+EXL3_DEV void gemv_transform_few(const gemv_args &a, const __half *suh, uint32_t kb0, uint32_t nb, uint32_t *image,
+				 uint32_t *peak, uint32_t warp, uint32_t nr_warps)
+{
+	uint32_t lane = threadIdx.x & 31;
+
+	keep(lane);
+	keep(warp);
+	const uint32_t m = a.m, total = nb * m, kb = a.kt / 8, t = lane & 3;
+
+#pragma unroll 1
+	for (uint32_t r = warp; r < total; r += nr_warps) {
+		const uint32_t block = gemv_div_m(a, r), token = r - block * m;
+		const uint32_t b = kb0 + block < kb ? kb0 + block : kb0 + block - kb;
+		uint32_t *out = image + ((block * 8 + (lane >> 2)) * m + token) * 8 + (t >> 1);
+		float v[4];
+
+		load_scaled(row_source(a.r, token), b * 128 + 4 * lane, suh, v);
+		__syncwarp();
+		had_warp(v);
+		const uint32_t lo = pack_f16(v[0] * HAD_IN_SCALE, v[1] * HAD_IN_SCALE);
+		const uint32_t hi = pack_f16(v[2] * HAD_IN_SCALE, v[3] * HAD_IN_SCALE);
+
+		/* Pairs 2t and 2t + 1 of the group's eight: words 2 (pair & 3) + pair / 4. */
+		out[4 * (t & 1)] = lo;
+		out[4 * (t & 1) + 2] = hi;
+		if (peak) {
+			uint32_t top = max(max(lo & 0x7fff, lo >> 16 & 0x7fff), max(hi & 0x7fff, hi >> 16 & 0x7fff));
+
+#pragma unroll
+			for (int s = 1; s < 32; s *= 2)
+				top = max(top, __shfl_xor_sync(~0u, top, s));
+			if (lane == 0)
+				atomicMax(peak + token, top);
+		}
 	}
 }
 
@@ -620,6 +662,19 @@ struct gemv_loader {
 	}
 };
 
+/* Scales are cold too: asked for early, used after the first barrier and at the very end. */
+EXL3_DEV void gemv_prefetch_scales(const gemv_args &a, uint32_t begin, uint32_t end, uint32_t strip)
+{
+	const gemv_shard &s = a.shard[gemv_shard_of(a, strip)];
+	const uint32_t kb = a.kt / 8, nb = min((end - 1) / 8 - begin / 8 + 1, kb), i = threadIdx.x;
+
+	/* 128 values are two lines. */
+	if (a.image_blocks && i < 2 * nb)
+		prefetch_l2(s.suh + (begin / 8 + i / 2) % kb * 128 + i % 2 * 64);
+	if (i < 2)
+		prefetch_l2(s.svh + (strip - s.strip) * 128 + i * 64);
+}
+
 /* Points in time of a block, for the benchmark (ABLATE_TRACE): clocks since its start, by thread 0. */
 EXL3_DEV void gemv_trace(const gemv_args &a, int point)
 {
@@ -648,9 +703,15 @@ EXL3_DEV uint32_t gemv_make_image(const gemv_args &a, const gemv_layout &l, int 
 			peak[threadIdx.x] = 0;
 		__syncthreads();
 	}
-	if (!(a.ablate & ABLATE_TRANSFORM))
-		gemv_transform(a, a.shard[shard].suh, kb0, nb, image,
-			       C::FORM == FORM_BYTES ? peak : (uint32_t *)NULL, threadIdx.x >> 5, C::WARPS);
+	if (!(a.ablate & ABLATE_TRANSFORM)) {
+		const __half *suh = a.shard[shard].suh;
+		uint32_t *p = C::FORM == FORM_BYTES ? peak : (uint32_t *)NULL;
+
+		if (nb * a.m <= 4 * C::WARPS)
+			gemv_transform_few(a, suh, kb0, nb, image, p, threadIdx.x >> 5, C::WARPS);
+		else
+			gemv_transform(a, suh, kb0, nb, image, p, threadIdx.x >> 5, C::WARPS);
+	}
 	__syncthreads();
 	if (C::FORM == FORM_BYTES) {
 		gemv_quantize(image, nb * 8 * a.m * 4, a.m, peak);
@@ -724,6 +785,9 @@ __global__ void __launch_bounds__(C::WARPS * 32, C::PER_SM) gemv_kernel(const __
 	int issued = 0, taken = 0;
 
 	gemv_trace(a, 0);
+	/* One miss of the constant cache instead of several in a row. */
+	asm volatile("" ::"r"(a.shard[0].nt), "l"(a.shard[0].svh), "r"(a.r.x_stride), "l"(a.r.x), "r"(a.m), "r"(a.kt),
+		     "r"(a.share), "r"(a.image_blocks), "l"(a.slots));
 	/* Weights do not depend on earlier kernels, so they are asked for before anything is waited for. */
 	{
 		const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -732,6 +796,7 @@ __global__ void __launch_bounds__(C::WARPS * 32, C::PER_SM) gemv_kernel(const __
 
 		in.start(a, begin, (int)(end - 1 - warp / C::HALVES), strip);
 		gemv_loader<C> in_b = in;
+		gemv_prefetch_scales(a, begin, end, strip);
 #pragma unroll 1
 		for (int s = 0; s < C::STAGES - 1; s++) {
 			if (in.left) {

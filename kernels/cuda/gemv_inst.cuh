@@ -2,8 +2,8 @@
 /*
  * gemv_inst.cuh - the list of compiled shapes of gemv.cuh; inst/gemv_*.cu instantiate it per bitrate.
  *
- * Variant 0 exists for every bitrate and codebook, the others for the bitrates that are tuned (gemv.cu has
- * their names).
+ * Variants 0 and 1 exist for every bitrate and codebook, others for the bitrates that are tuned (gemv.cu
+ * has their names).
  */
 #ifndef EXL3_CUDA_GEMV_INST_CUH
 #define EXL3_CUDA_GEMV_INST_CUH
@@ -31,10 +31,10 @@ static constexpr gemv_instance gemv_entry(int variant)
  * share of window cuts on the multiplier's pipe for halves and for mul1 (whose byte sums load that pipe).
  */
 #define GEMV_VARIANT_0 8, 4, 2, 16, 1, 1, 0
-#define GEMV_VARIANT_1 8, 4, 2, 8, 2, 1, 0
-#define GEMV_VARIANT_2 4, 4, 2, 16, 1, 2, 1
-#define GEMV_VARIANT_3 8, 4, 4, 16, 1, 2, 1
-#define GEMV_VARIANT_4 4, 4, 2, 20, 1, 1, 0
+#define GEMV_VARIANT_1 4, 4, 2, 16, 1, 2, 1
+#define GEMV_VARIANT_2 8, 4, 2, 8, 2, 1, 0
+#define GEMV_VARIANT_3 4, 4, 2, 8, 2, 2, 1
+#define GEMV_VARIANT_4 8, 8, 4, 12, 1, 1, 0
 
 #define GEMV_DUP(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM)                                          \
 	gemv_entry<gemv_cfg<R, CB, FORM_DUP, 1, NT1, W, P, HXH>>(V)
@@ -56,18 +56,27 @@ static constexpr gemv_instance gemv_entry(int variant)
 		GEMV_EXPAND(GEMV_PACKED_2, R, CB_MUL1, V, __VA_ARGS__),                            \
 		GEMV_EXPAND(GEMV_PACKED_4, R, CB_MUL1, V, __VA_ARGS__)
 
+/* Variant 1 differs where there is one group of columns, m <= 8. */
+#define GEMV_SMALL(R)                                                                              \
+	GEMV_EXPAND(GEMV_BYTES, R, 1, GEMV_VARIANT_1), GEMV_EXPAND(GEMV_PACKED_1, R, 1, GEMV_VARIANT_1)
+
 #define EXL3_GEMV_WHOLE(R)                                                                         \
 	namespace exl3                                                                             \
 	{                                                                                          \
-	extern const gemv_instance gemv_rate_##R[] = {GEMV_HALVES(R, CB_3INST, 0, GEMV_VARIANT_0),  \
-						      GEMV_HALVES(R, CB_MCG, 0, GEMV_VARIANT_0),    \
-						      GEMV_MUL1(R, 0, GEMV_VARIANT_0),              \
-						      {}};                                          \
+	extern const gemv_instance gemv_rate_##R[] = {                                             \
+		GEMV_HALVES(R, CB_3INST, 0, GEMV_VARIANT_0),                                       \
+		GEMV_HALVES(R, CB_MCG, 0, GEMV_VARIANT_0),                                         \
+		GEMV_MUL1(R, 0, GEMV_VARIANT_0),                                                   \
+		GEMV_EXPAND(GEMV_DUP, R, CB_3INST, 1, GEMV_VARIANT_1),                             \
+		GEMV_EXPAND(GEMV_DUP, R, CB_MCG, 1, GEMV_VARIANT_1),                               \
+		GEMV_SMALL(R),                                                                     \
+		{}};                                                                               \
 	}
 #define EXL3_GEMV_HALF(R)                                                                          \
 	namespace exl3                                                                             \
 	{                                                                                          \
-	extern const gemv_instance gemv_rate_##R[] = {GEMV_MUL1(R, 0, GEMV_VARIANT_0), {}};         \
+	extern const gemv_instance gemv_rate_##R[] = {                                             \
+		GEMV_MUL1(R, 0, GEMV_VARIANT_0), GEMV_SMALL(R), {}};                               \
 	}
 
 } /* namespace exl3 */

@@ -188,6 +188,32 @@ EXL3_DEV void load_scaled(const row_in &s, uint32_t i, const __half *suh, uint4 
 	}
 }
 
+/* The same for columns i .. i + 3, i a multiple of 4, as floats that were rounded to fp16. */
+EXL3_DEV void load_scaled(const row_in &s, uint32_t i, const __half *suh, float (&v)[4])
+{
+	const uint2 h = *(const uint2 *)(suh + i);
+	uint32_t lo, hi;
+
+	if (i + 4 > s.limit) {
+		lo = scale_pair(load_one(s, i), load_one(s, i + 1), h.x);
+		hi = scale_pair(load_one(s, i + 2), load_one(s, i + 3), h.y);
+	} else if (s.dtype == EXL3_F32) {
+		const float4 x = *(const float4 *)(s.x + (size_t)i * 4);
+
+		lo = scale_pair(x.x, x.y, h.x);
+		hi = scale_pair(x.z, x.w, h.y);
+	} else {
+		const uint2 x = *(const uint2 *)(s.x + (size_t)i * 2);
+
+		lo = s.dtype == EXL3_F16 ? mul_f16x2(x.x, h.x) : scale_bf16(x.x, h.x);
+		hi = s.dtype == EXL3_F16 ? mul_f16x2(x.y, h.y) : scale_bf16(x.y, h.y);
+	}
+	v[0] = half_bits(lo & 0xffff);
+	v[1] = half_bits(lo >> 16);
+	v[2] = half_bits(hi & 0xffff);
+	v[3] = half_bits(hi >> 16);
+}
+
 /* y[col..col+3] = v, as far as they lie below @end. */
 EXL3_DEV void store_four(const row_out &t, uint32_t col, uint32_t end, const float (&v)[4])
 {

@@ -279,6 +279,7 @@ static inline int dp4a_signed(uint32_t a, uint32_t b, int c)
 static inline uint4 load_relaxed(const void *p) { return *(const uint4 *)p; }
 static inline void store_relaxed(void *p, uint4 v) { *(uint4 *)p = v; }
 
+static inline void prefetch_l2(const void *) {}
 static inline uint32_t lds32(uint32_t addr) { return *(const uint32_t *)(emu::shared + addr); }
 static inline uint2 lds64(uint32_t addr) { return *(const uint2 *)(emu::shared + addr); }
 

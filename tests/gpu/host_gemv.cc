@@ -86,6 +86,7 @@ static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint
 	a.positions = strips * kt;
 	a.share = a.positions / blocks;
 	a.rest = a.positions % blocks;
+	a.blocks_inverse = (uint32_t)((0x100000000ull + blocks - 1) / blocks);
 	a.m_inverse = (uint32_t)((0x100000000ull + m - 1) / m);
 	a.slots = slots.data();
 	a.image = image.data();

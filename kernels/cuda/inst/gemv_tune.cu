@@ -9,6 +9,6 @@ namespace exl3
 	GEMV_HALVES(8, CB_MCG, V, GEMV_VARIANT_##V), GEMV_MUL1(8, V, GEMV_VARIANT_##V),            \
 		GEMV_EXPAND(GEMV_DUP, 12, CB_MCG, V, GEMV_VARIANT_##V)
 
-extern const gemv_instance gemv_tune[] = {TUNE(1), TUNE(2), TUNE(3), TUNE(4), {}};
+extern const gemv_instance gemv_tune[] = {TUNE(2), TUNE(3), TUNE(4), {}};
 
 } /* namespace exl3 */
