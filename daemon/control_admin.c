@@ -5,14 +5,12 @@
 #include "daemon/log.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 int exl3_verb_load(struct exl3_call *c)
 {
 	const Exl3__Load *req = c->req->load;
-	char spec[EXL3_SUP_TEXT_MAX];
 	struct exl3_registered *reg;
 	int rc;
 
@@ -24,8 +22,7 @@ int exl3_verb_load(struct exl3_call *c)
 		rc = exl3_models_load(&c->w->models, req->name, req->path, false, &reg, &c->err);
 	if (rc < 0)
 		return rc;
-	snprintf(spec, sizeof(spec), "%s=%s", reg->name, reg->path);
-	exl3_worker_tell(c->w, EXL3_SUP_ADDED, spec);
+	exl3_worker_keep_model(c->w, reg);
 	if (req->wait) {
 		c->peer->waiting = EXL3_WAIT_LOADED;
 		c->peer->wait_for = reg;

@@ -47,6 +47,14 @@ void exl3_worker_tell(struct exl3_worker *w, enum exl3_sup_type type, const char
 		exl3_dbg("supervisor: %m");
 }
 
+void exl3_worker_keep_model(struct exl3_worker *w, const struct exl3_registered *reg)
+{
+	char spec[EXL3_SUP_TEXT_MAX];
+
+	snprintf(spec, sizeof(spec), "%s=%s", reg->name, reg->path);
+	exl3_worker_tell(w, EXL3_SUP_ADDED, spec);
+}
+
 /* 1: a message, 0: none now, -1: the supervisor is gone. */
 static int hear(struct exl3_worker *w, struct exl3_sup_msg *msg, int flags)
 {
@@ -164,6 +172,8 @@ static void reload(struct exl3_worker *w)
 		if (exl3_worker_check_device(w, m->device, &err) < 0 ||
 		    exl3_models_load(&w->models, m->name, m->path, false, &reg, &err) < 0)
 			exl3_err("reload: %s", err.text);
+		else
+			exl3_worker_keep_model(w, reg);
 	}
 	exl3_config_fini(&fresh);
 	exl3_info("configuration read again");
@@ -212,7 +222,7 @@ static void turn_away(struct exl3_worker *w)
 	exl3_closep(&w->spare_fd);
 	fd = accept4(w->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	exl3_loop_close(w->loop, &fd);
-	exl3_warn("a client was turned away: no file descriptors left");
+	exl3_log_limited(EXL3_LOG_WARN, "a client was turned away: no file descriptors left");
 }
 
 /* The listening socket stays ready while nothing can be taken from it: not to be looked at in every
@@ -253,12 +263,13 @@ static void on_listen(void *arg, uint32_t events)
 			return;
 		}
 		if (w->nr_peers >= w->cfg->clients_max + REFUSED_MAX) {
-			exl3_warn("a client was turned away: %u are connected", w->nr_peers);
+			exl3_log_limited(EXL3_LOG_WARN, "a client was turned away: %u are connected",
+					 w->nr_peers);
 			exl3_loop_close(w->loop, &fd);
 			continue;
 		}
 		if (exl3_peer_new(w, fd, full, &err) < 0) {
-			exl3_warn("%s", err.text);
+			exl3_log_limited(EXL3_LOG_WARN, "%s", err.text);
 			exl3_loop_close(w->loop, &fd);
 		}
 	}

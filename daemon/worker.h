@@ -86,5 +86,7 @@ void exl3_worker_drain(struct exl3_worker *w, const char *why);
 int exl3_worker_check_device(const struct exl3_worker *w, const char *device,
 			     struct exl3_error *err);
 void exl3_worker_tell(struct exl3_worker *w, enum exl3_sup_type type, const char *text);
+/* A model that was loaded at run time: a worker that is started after this one loads it too. */
+void exl3_worker_keep_model(struct exl3_worker *w, const struct exl3_registered *reg);
 
 #endif

@@ -53,6 +53,11 @@ def test_reload(env):
     ref.npy_save(x, "<f4", (1024, 256), [0.5] * (1024 * 256))
     rc, _, err = d.ctl("run", "linear", "two", "k4.mul1", x, "-o", env.path("y.npy"))
     check(rc == 3 and "arena-max" in err, f"the new limit does not count: status {rc}, {err}")
+
+    # Also a worker that is started later has the model that came with the reload.
+    os.kill(d.status()["worker_pid"], signal.SIGKILL)
+    wait_for(lambda: "generation 2" in d.log(), "second worker")
+    equal(names(d), {"one": "ready", "two": "ready"}, "models of the second worker")
     equal(d.stop(), 0, "status after SIGTERM")
 
 
