@@ -86,10 +86,30 @@ __device__ __forceinline__ void sync_group(int group)
 }
 
 /*
- * Q to shared memory in the MMA type, and from there into fragments for one quarter of the dims; heads
- * past the last and dims past dim are zero. Uses part and p, before their first use. Loops stay rolled:
- * code that runs once costs its fetch from L2.
+ * Q on its way: copied to shared memory as it is (f32: see below), zeros for heads past the last and
+ * dims past dim. Uses part and p, before their first use. Loops stay rolled: code that runs once costs
+ * its fetch from L2.
  */
+template <class C>
+__device__ __forceinline__ void request_q(shared<C> &sm, const uint8_t *q, uint32_t dtype,
+					  uint32_t heads, uint32_t dim, int t)
+{
+	constexpr uint32_t PER_ROW = C::DP / 8;
+
+	if (dtype == EXL3_F32)
+		return;
+#pragma unroll 1
+	for (uint32_t u = t; u < C::TILE_H * PER_ROW; u += MERGERS) {
+		const uint32_t head = u / PER_ROW, d = u % PER_ROW * 8;
+		const bool in = head < heads && d < dim;
+
+		cp_async16(smem_addr((uint8_t *)sm.part + head * C::QROW + d * 2),
+			   in ? q + ((size_t)head * dim + d) * 2 : q, in ? 16 : 0);
+	}
+	cp_async_commit();
+}
+
+/* Q in the MMA type, in fragments for one quarter of the dims. */
 template <class C>
 __device__ __forceinline__ void load_q(shared<C> &sm, uint32_t (&qf)[C::KSTEPS][4],
 				       const uint8_t *q, uint32_t dtype, uint32_t heads,
@@ -99,18 +119,7 @@ __device__ __forceinline__ void load_q(shared<C> &sm, uint32_t (&qf)[C::KSTEPS][
 	const int lane = t & 31;
 	uint8_t *stage = (uint8_t *)sm.part;
 
-	if (dtype != EXL3_F32) {
-#pragma unroll 1
-		for (uint32_t u = t; u < ALL; u += MERGERS) {
-			const uint32_t head = u / PER_ROW, d = u % PER_ROW * 8;
-			const bool in = head < heads && d < dim;
-
-			cp_async16(smem_addr(stage + head * C::QROW + d * 2),
-				   in ? q + ((size_t)head * dim + d) * 2 : q, in ? 16 : 0);
-		}
-		cp_async_commit();
-		cp_async_wait<0>();
-	}
+	cp_async_wait<0>();
 	/* Each thread converts what it has copied itself. */
 	if (dtype != (C::BF16 ? EXL3_BF16 : EXL3_F16)) {
 #pragma unroll 1
@@ -476,20 +485,23 @@ __global__ void __launch_bounds__(C::THREADS, 1) kernel(const __grid_constant__ 
 	const uint32_t begin = min(split * e.split_keys, e.topk);
 	const uint32_t end = min(begin + e.split_keys, e.topk);
 	const uint32_t blocks = (end - begin + C::KB - 1) / C::KB;
+	const uint32_t heads = min(p.heads - tile * C::TILE_H, (uint32_t)C::TILE_H);
+	const uint8_t *q = (const uint8_t *)e.q + (size_t)row * e.q_stride +
+			   (size_t)tile * C::TILE_H * dim * (e.q_dtype == EXL3_F32 ? 4 : 2);
 	selection<C> sel;
 
 	if (warp >= 8) {
 		sel.init(e, row, begin, end);
 		sel.fetch(0, warp - 8, lane);
+	} else {
+		request_q<C>(sm, q, e.q_dtype, heads, dim, threadIdx.x);
 	}
-	if (threadIdx.x == 0) {
-		for (int i = 0; i < C::STAGES; i++) {
-			mbar_init(smem_addr(&sm.full[i]), C::PRODUCERS * 33);
-			mbar_init(smem_addr(&sm.empty[i]), 4);
-		}
-		if (p.splits > 1)
-			C::merger_type::expect(smem_addr(&sm.merged), p);
+	if (threadIdx.x < C::STAGES) {
+		mbar_init(smem_addr(&sm.full[threadIdx.x]), C::PRODUCERS * 33);
+		mbar_init(smem_addr(&sm.empty[threadIdx.x]), 4);
 	}
+	if (threadIdx.x == 32 && p.splits > 1)
+		C::merger_type::expect(smem_addr(&sm.merged), p);
 	if constexpr (!C::EXACT) {
 		/* Columns past dim are never loaded; zeros there keep NaN out of S. */
 		for (uint32_t i = threadIdx.x; i < sizeof(sm.stage) / 16; i += C::THREADS)
@@ -505,16 +517,13 @@ __global__ void __launch_bounds__(C::THREADS, 1) kernel(const __grid_constant__ 
 		return; /* cluster barriers do not wait for threads that have exited */
 	}
 	const int group = warp >> 2, t = threadIdx.x & 127;
-	const uint32_t heads = min(p.heads - tile * C::TILE_H, (uint32_t)C::TILE_H);
+	const float scale_log2 = e.scale * e.kv_scale * 1.4426950408889634f;
 	uint32_t qf[C::KSTEPS][4];
 	float o[C::VT][4] = {};
 	float m = -CUDART_INF_F, l = 0.0f;
 
-	load_q<C>(sm, qf,
-		  (const uint8_t *)e.q + (size_t)row * e.q_stride +
-			  (size_t)tile * C::TILE_H * dim * (e.q_dtype == EXL3_F32 ? 4 : 2),
-		  e.q_dtype, heads, dim, warp & 3, threadIdx.x);
-	consume<C>(sm, qf, o, m, l, blocks, e.scale * e.kv_scale * 1.4426950408889634f, group, t);
+	load_q<C>(sm, qf, q, e.q_dtype, heads, dim, warp & 3, threadIdx.x);
+	consume<C>(sm, qf, o, m, l, blocks, scale_log2, group, t);
 #pragma unroll
 	for (int d = 4; d; d >>= 1)
 		l += __shfl_xor_sync(~0u, l, d);
