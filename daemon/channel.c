@@ -142,7 +142,7 @@ static void detach(struct exl3_channel *ch, enum exl3_channel_state state)
 
 static void channel_fail(struct exl3_channel *ch, const char *why)
 {
-	exl3_warn("%s: channel %u failed: %s", ch->who, ch->id, why);
+	exl3_log_limited(EXL3_LOG_WARN, "%s: channel %u failed: %s", ch->who, ch->id, why);
 	ch->failed = true;
 	detach(ch, EXL3_CHANNEL_FAILED);
 }

@@ -11,7 +11,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LINE_BYTES 1024
+#define LINE_BYTES  1024
+#define LIMIT_LINES 20u
+#define LIMIT_NS    10000000000ull
 
 static struct {
 	const char *who;
@@ -99,4 +101,19 @@ void exl3_log(enum exl3_log_level level, const char *fmt, ...)
 		} while (done < 0 && errno == EINTR);
 	}
 	errno = saved;
+}
+
+bool exl3_log_may(struct exl3_log_limit *limit, uint64_t now_ns)
+{
+	if (!limit->since_ns || now_ns - limit->since_ns >= LIMIT_NS) {
+		if (limit->left_out)
+			exl3_warn("%u lines like the next one were left out", limit->left_out);
+		*limit = (struct exl3_log_limit){.since_ns = now_ns};
+	}
+	if (limit->lines < LIMIT_LINES) {
+		limit->lines++;
+		return true;
+	}
+	limit->left_out++;
+	return false;
 }

@@ -133,7 +133,7 @@ static void loop_submit(struct exl3_loop *loop)
 	rc = io_uring_submit(&loop->ring);
 	if (rc < 0 && rc != -EINTR && rc != -EAGAIN && rc != -EBUSY) {
 		errno = -rc;
-		exl3_warn("io_uring_submit: %m");
+		exl3_log_limited(EXL3_LOG_WARN, "io_uring_submit: %m");
 	}
 	loop->unsubmitted = io_uring_sq_ready(&loop->ring);
 }

@@ -315,7 +315,7 @@ void exl3_peer_disconnect(struct exl3_peer *peer, const char *why)
 	if (peer->closing)
 		return;
 	peer->closing = true;
-	exl3_info("%s: disconnected: %s", peer->who, why);
+	exl3_log_limited(EXL3_LOG_INFO, "%s: disconnected: %s", peer->who, why);
 	/* Wakes our own watch, which frees the peer when nobody is using it. */
 	shutdown(peer->fd, SHUT_RDWR);
 }

@@ -170,6 +170,21 @@ def test_descriptors_whose_close_hangs(env):
         d.wait_held(before, "after a close that hung")
 
 
+def test_log_flood(env):
+    """What a client can do without an end does not fill the log."""
+    d = env.shared()
+    before = d.held()
+    lines = d.log().count("\n")
+    for _ in range(500):
+        client = connected(d)
+        client.send(bytes(70000))
+        check(not client.recv(65536), "a packet that is too long was answered")
+        client.close()
+    equal(d.log().count("\n") - lines < 100, True, "fewer than 100 lines for 500 packets that are too long")
+    neighbour(env, d, "after a flood of packets that are too long")
+    d.wait_held(before, "after a flood of packets that are too long")
+
+
 def test_ids_and_slots_that_lie_or_change(env):
     d = env.shared()
     neighbour(env, d, "before")

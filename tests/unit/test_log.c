@@ -85,12 +85,40 @@ static void a_full_pipe_loses_lines(void **state)
 	assert_true(n > 0);
 }
 
+/* What clients cause again and again does not fill the journal. */
+static void floods_are_counted_not_written(void **state)
+{
+	const uint64_t second = 1000000000u, first = 5 * second;
+	struct exl3_log_limit limit = {0};
+	unsigned written = 0;
+	char got[256];
+	ssize_t n;
+	int old, fd;
+
+	(void)state;
+	for (unsigned i = 0; i < 100000; i++)
+		written += exl3_log_may(&limit, first + i * (9 * second / 100000));
+	assert_in_range(written, 1, 100);
+	fd = capture(&old);
+	assert_true(exl3_log_may(&limit, first + 10 * second));
+	n = read(fd, got, sizeof(got) - 1);
+	release(fd, old);
+	assert_true(n > 0);
+	got[n] = 0;
+	assert_non_null(strstr(got, "warning: "));
+	assert_int_equal(strtoul(strstr(got, "warning: ") + 9, NULL, 10), 100000 - written);
+	/* Those that come rarely are all written. */
+	for (unsigned i = 2; i < 100; i++)
+		assert_true(exl3_log_may(&limit, first + i * 10 * second));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		test_case(lines_cannot_be_forged),
 		test_case(long_lines_are_cut),
 		test_case(a_full_pipe_loses_lines),
+		test_case(floods_are_counted_not_written),
 	};
 
 	unsetenv("JOURNAL_STREAM"); /* plain lines, wherever the tests run */
