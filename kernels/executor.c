@@ -18,9 +18,9 @@ struct exl3_executor {
 	uint64_t spin_ns;
 	int event_fd; /* owned; written by the executor, read by the loop */
 
-	/* Work ring: tail is the loop's, head the executor's. */
+	/* Work ring: the tail is the loop's, the head is a local of the executor: @accepted tells the loop
+	 * what it needs to know. */
 	_Alignas(64) uint32_t work_tail;
-	_Alignas(64) uint32_t work_head;
 	_Alignas(64) uint32_t asleep; /* executor */
 	uint32_t stop;                /* loop */
 	/* Done ring: tail is the executor's, head the loop's. */
@@ -92,8 +92,7 @@ static void *executor_main(void *arg)
 		if (in_flight ? __atomic_load_n(&ex->work_tail, __ATOMIC_ACQUIRE) != head :
 				next_work(ex, head)) {
 			begun = ex->ops->begin(ex->arg, ex->work[head & (EXL3_EXECUTOR_QUEUE - 1)]);
-			if (begun)
-				__atomic_store_n(&ex->work_head, ++head, __ATOMIC_RELEASE);
+			head += begun;
 		} else if (!in_flight) {
 			return NULL;
 		}
