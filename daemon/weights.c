@@ -7,6 +7,7 @@
 #include "daemon/loader.h"
 #include "daemon/modules.h"
 #include "daemon/plan.h"
+#include "shm/segment.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -97,21 +98,6 @@ struct exl3_model *exl3_model_put(struct exl3_model *m)
 
 /* ---- loading ---- */
 
-/* Bytes that this machine can still give, or UINT64_MAX if it does not say. */
-static uint64_t memory_available(void)
-{
-	uint64_t kib = UINT64_MAX >> 10;
-	char line[128];
-	FILE *f = fopen("/proc/meminfo", "re");
-
-	while (f && fgets(line, sizeof(line), f))
-		if (sscanf(line, "MemAvailable: %" SCNu64, &kib) == 1)
-			break;
-	if (f)
-		fclose(f);
-	return kib << 10;
-}
-
 /* Nothing has been moved yet: refuse what cannot fit, with both figures. */
 static int check_device_memory(const struct exl3_model *m, uint64_t need, struct exl3_error *err)
 {
@@ -130,7 +116,7 @@ static int check_device_memory(const struct exl3_model *m, uint64_t need, struct
 /* After the slab, which may be of the same memory. */
 static int check_host_memory(uint64_t need, struct exl3_error *err)
 {
-	uint64_t available = memory_available();
+	uint64_t available = exl3_memory_available();
 
 	if (need <= available)
 		return 0;

@@ -54,8 +54,7 @@ static int segment_mmap(struct exl3_segment *seg, struct exl3_error *err)
 	return 0;
 }
 
-/* What the machine could give without killing somebody for it. */
-static uint64_t memory_available(void)
+uint64_t exl3_memory_available(void)
 {
 	unsigned long long kib = 0;
 	char line[128];
@@ -83,9 +82,9 @@ int exl3_segment_new(const char *name, size_t bytes, struct exl3_segment **ret,
 	if (!bytes)
 		return exl3_errf(err, -EINVAL, "%s: no bytes asked for", name);
 	/* Nothing limits the size of a memfd: the kernel would fill it until it has to kill somebody. */
-	if (bytes > memory_available())
+	if (bytes > exl3_memory_available())
 		return exl3_errf(err, -ENOMEM, "%s: %zu bytes do not fit into %llu bytes of memory",
-				 name, bytes, (unsigned long long)memory_available());
+				 name, bytes, (unsigned long long)exl3_memory_available());
 	snprintf(full, sizeof(full), "exl3-%s", name);
 	seg->bytes = round_to_pages(bytes);
 	seg->fd = memfd_create(full, MFD_CLOEXEC | MFD_ALLOW_SEALING);

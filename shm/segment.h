@@ -36,6 +36,9 @@ int exl3_segment_map(int fd, size_t bytes, struct exl3_segment **ret, struct exl
 struct exl3_segment *exl3_segment_free(struct exl3_segment *seg);
 void exl3_segment_freep(struct exl3_segment **seg);
 
+/* Bytes that the machine could give without killing somebody for it. Any thread. */
+uint64_t exl3_memory_available(void);
+
 /* Bytes of a ring segment with that many SQ entries, in whole pages. */
 size_t exl3_ring_bytes(uint32_t sq_entries);
 
