@@ -480,8 +480,6 @@ int exl3_config_read(int argc, char *const argv[], struct exl3_config *ret,
 			rc = read_file(&cfg, path, err);
 		if (rc == 0)
 			rc = read_drop_ins(&cfg, path, err);
-		if (rc == 0 && set_string(&cfg.config, path) < 0)
-			rc = exl3_errf(err, -ENOMEM, "configuration: out of memory");
 	}
 	if (rc == 0)
 		rc = read_flags(argc, argv, &cfg, &file, args, err);
@@ -524,7 +522,6 @@ void exl3_config_fini(struct exl3_config *cfg)
 	for (size_t i = 0; i < cfg->nr_models; i++)
 		exl3_config_model_fini(&cfg->models[i]);
 	free(cfg->models);
-	free(cfg->config);
 	memset(cfg, 0, sizeof(*cfg));
 }
 

@@ -27,7 +27,6 @@ struct exl3_config_model {
 };
 
 struct exl3_config {
-	char *config; /* file that was read, or NULL */
 	char *socket; /* owned */
 	char *backend;
 	char *device;

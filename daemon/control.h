@@ -34,9 +34,6 @@ char *exl3_call_strdup(const char *text);
 #define EXL3_PAGE_BYTES (EXL3_PACKET_MAX - 4096u)
 /* exl3_errf(call's error, -ENOMEM, ...) */
 int exl3_call_nomem(struct exl3_call *c);
-/* The owed reply of a peer: body and code as in @c. */
-void exl3_control_answer(struct exl3_call *c, uint64_t id, int code);
-
 /* A reply of one body to a peer that waits; @fill may be NULL. */
 void exl3_control_resume(struct exl3_peer *peer, int code, const char *text,
 			 int (*fill)(struct exl3_call *c, void *arg), void *arg);

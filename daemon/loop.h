@@ -66,7 +66,7 @@ uint64_t exl3_loop_next_timer(const struct exl3_loop *loop);
 unsigned exl3_loop_poll(struct exl3_loop *loop, uint64_t now_ns);
 /* Sleeps until something is ready or a timer is due; does not run it. @until_ns bounds the sleep too. */
 void exl3_loop_wait(struct exl3_loop *loop, uint64_t until_ns);
-/* Times that exl3_loop_wait() slept, and system calls made: shown by status and tests. */
+/* System calls that the loop has made, sleeping among them: shown by status and tests. */
 uint64_t exl3_loop_syscalls(const struct exl3_loop *loop);
 
 #endif

@@ -17,7 +17,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -110,8 +109,9 @@ static void greet_worker(struct supervisor *s)
 
 		msg.type = EXL3_SUP_MODEL;
 		msg.generation = m->by_client;
-		snprintf(text, sizeof(text), "%s=%s%s%s", m->name, m->path,
-			 m->device ? ",device=" : "", m->device ? m->device : "");
+		/* Always with a device, so that nothing in the path is taken for one. */
+		snprintf(text, sizeof(text), "%s=%s,device=%s", m->name, m->path,
+			 m->device ? m->device : s->cfg->device ? s->cfg->device : "0");
 		tell(s, &msg, text, 0);
 	}
 	msg.type = EXL3_SUP_GO;
