@@ -3,7 +3,7 @@
  * cpu.h - what the files of the CPU backend share: the device and its workspace.
  *
  * backend_cpu.c owns the device, its memory and the thread that runs work (kernels/executor.h);
- * drive.c, moe.c and mla.c turn work into loops over an instruction set (isa.h); ref.c is the oracle.
+ * linear.c, moe.c and mla.c turn work into loops over an instruction set (isa.h); ref.c is the oracle.
  */
 #ifndef EXL3_KERNELS_CPU_H
 #define EXL3_KERNELS_CPU_H
