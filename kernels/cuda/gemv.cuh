@@ -721,7 +721,7 @@ EXL3_DEV uint32_t gemv_make_image(const gemv_args &a, const gemv_layout &l, int 
 }
 
 /* A warp's steps of one strip. @issued, @taken: its steps copied and multiplied so far, in its whole range. */
-template <class C>
+template <class C, bool FUSED>
 EXL3_DEV void gemv_strip(const gemv_args &a, const gemv_layout &l, uint32_t smem, uint32_t begin, uint32_t end,
 			 uint32_t strip, uint32_t kb0, int &issued, int &taken, gemv_acc<C> &acc)
 {
@@ -732,7 +732,7 @@ EXL3_DEV void gemv_strip(const gemv_args &a, const gemv_layout &l, uint32_t smem
 	const int first = (int)(end - 1 - warp / C::HALVES);
 	const uint32_t top = strip * a.kt, lo = max(begin, top), m = a.m;
 	const int position = first - taken * C::KG;
-	const bool fused = a.image_blocks != 0, decode = !(a.ablate & ABLATE_DECODE);
+	uint32_t decode = !(a.ablate & ABLATE_DECODE);
 	int steps = position >= (int)lo ? (position - (int)lo) / C::KG + 1 : 0;
 	/* A strip's k-tiles lie in the image in one piece. */
 	const int kt = position - (int)top;
@@ -749,6 +749,7 @@ EXL3_DEV void gemv_strip(const gemv_args &a, const gemv_layout &l, uint32_t smem
 	keep(ring);
 	keep(ring_end);
 	keep(b_step);
+	keep(decode);
 	gemv_b_offsets<C>(lane, m, b_offset);
 	in.start(a, begin, first - issued * C::KG, strip);
 	issued += in.left < steps ? in.left : steps;
@@ -760,14 +761,14 @@ EXL3_DEV void gemv_strip(const gemv_args &a, const gemv_layout &l, uint32_t smem
 		/* The slot of the step before is free: all lanes are past it. */
 		if (in.left) {
 			in.copy_weights(dst);
-			if (!fused)
+			if (!FUSED)
 				in.copy_b(dst + C::ITEM, m);
 			in.next(a, begin);
 		}
 		cp_async_commit();
 		dst = dst + stage >= ring_end ? dst + stage - C::STAGES * stage : dst + stage;
 		if (decode)
-			gemv_step<C>(tiles, rl, fused ? b_image : tiles + C::ITEM, b_offset, acc);
+			gemv_step<C>(tiles, rl, FUSED ? b_image : tiles + C::ITEM, b_offset, acc);
 		tiles = tiles + stage == ring_end ? ring : tiles + stage;
 		b_image -= b_step;
 	}
@@ -838,7 +839,10 @@ __global__ void __launch_bounds__(C::WARPS * 32, C::PER_SM) gemv_kernel(const __
 		}
 		gemv_trace(a, 2);
 		gemv_clear<C>(acc);
-		gemv_strip<C>(a, l, smem, begin, end, strip, kb0, issued, taken, acc);
+		if (fused)
+			gemv_strip<C, true>(a, l, smem, begin, end, strip, kb0, issued, taken, acc);
+		else
+			gemv_strip<C, false>(a, l, smem, begin, end, strip, kb0, issued, taken, acc);
 		gemv_trace(a, 3);
 #pragma unroll
 		for (int token0 = 0; token0 < C::TOKENS; token0 += C::RED) {
