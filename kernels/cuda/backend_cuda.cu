@@ -285,7 +285,8 @@ static int cuda_open(const struct exl3_dev_options *opt, struct exl3_dev **ret, 
 		code = exl3_cuda_err(err, cudaMalloc((void **)&dev->ws, dev->ws_bytes),
 				     "cuda: workspace");
 	if (!code)
-		code = exl3_cuda_err(err, cudaMemset(dev->ws, 0, EXL3_CUDA_WS_ZERO), "cuda: workspace");
+		code = exl3_cuda_err(err, cudaMemsetAsync(dev->ws, 0, EXL3_CUDA_WS_ZERO, dev->stream),
+				     "cuda: workspace");
 	if (!code)
 		code = make_slots(dev, err);
 	if (!code)
