@@ -41,10 +41,10 @@ __global__ void __launch_bounds__(256) stage_kernel(const __grid_constant__ stag
 			const char *src = e.src + (size_t)row * e.src_stride + at;
 			char *dst = e.dst + (size_t)row * e.dst_stride + at;
 
-			if (at + 16 <= e.bytes) {
+			if (at + 16 <= e.bytes && !((uintptr_t)src & 15)) {
 				*(uint4 *)dst = *(const uint4 *)src;
-			} else { /* rows end at 2 bytes: nothing behind them is the request's */
-				for (uint32_t b = 0; at + b < e.bytes; b += 2)
+			} else { /* dense rows of an odd width begin and end at any element */
+				for (uint32_t b = 0; b < 16 && at + b < e.bytes; b += 2)
 					*(uint16_t *)(dst + b) = *(const uint16_t *)(src + b);
 			}
 		}

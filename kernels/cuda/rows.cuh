@@ -4,7 +4,8 @@
  *
  * Kernels see a row's x as fp16 products x * suh, 8 at a time, and hand over y as floats, 4 at a time.
  * Columns at and beyond the logical size are read as zero and not written, unless the row has stored
- * sizes. x and y are 16-byte aligned; y's shards of logical sizes may start at any element.
+ * sizes. x and y are 16-byte aligned, and so is every row of x; rows of y and its shards of logical sizes
+ * may start at any element (dense rows of an odd width do).
  */
 #ifndef EXL3_CUDA_ROWS_CUH
 #define EXL3_CUDA_ROWS_CUH
@@ -220,7 +221,7 @@ EXL3_DEV void store_four(const row_out &t, uint32_t col, uint32_t end, const flo
 	if (t.dtype == EXL3_F32) {
 		float *p = (float *)t.y + col;
 
-		if (col + 4 <= end && !(col & 3)) {
+		if (col + 4 <= end && !((uintptr_t)p & 15)) {
 			*(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
 			return;
 		}
@@ -238,7 +239,7 @@ EXL3_DEV void store_four(const row_out &t, uint32_t col, uint32_t end, const flo
 					   : __bfloat16_as_ushort(__float2bfloat16_rn(v[j]));
 	unsigned short *p = (unsigned short *)t.y + col;
 
-	if (col + 4 <= end && !(col & 3)) {
+	if (col + 4 <= end && !((uintptr_t)p & 7)) {
 		*(uint2 *)p = make_uint2(h[0] | (uint32_t)h[1] << 16, h[2] | (uint32_t)h[3] << 16);
 		return;
 	}
