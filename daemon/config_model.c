@@ -88,7 +88,7 @@ int exl3_config_add_model(struct exl3_config *cfg, const char *spec, bool by_cli
 {
 	exl3_auto(exl3_freep) char *copy = strdup(spec);
 	struct exl3_config_model *model;
-	char *path, *option, *value;
+	char *path, *option = NULL, *value;
 
 	if (!copy)
 		return exl3_errf(err, -ENOMEM, "model: out of memory");
@@ -96,8 +96,9 @@ int exl3_config_add_model(struct exl3_config *cfg, const char *spec, bool by_cli
 	if (!path)
 		return exl3_errf(err, -EINVAL, "model: '%s' is not NAME=DIR", spec);
 	*path++ = 0;
-	/* Only a known option ends the path, so that directories may have commas. */
-	option = strstr(path, ",device=");
+	/* Only a known option ends the path, and the last one, so that directories may have commas. */
+	for (char *p = strstr(path, ",device="); p; p = strstr(p + 1, ",device="))
+		option = p;
 	if (option)
 		*option++ = 0;
 	model = exl3_config_model_get(cfg, copy, err);

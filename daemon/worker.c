@@ -51,7 +51,9 @@ void exl3_worker_keep_model(struct exl3_worker *w, const struct exl3_registered 
 {
 	char spec[EXL3_SUP_TEXT_MAX];
 
-	snprintf(spec, sizeof(spec), "%s=%s", reg->name, reg->path);
+	/* With the device, so that nothing in the path is taken for one. */
+	snprintf(spec, sizeof(spec), "%s=%s,device=%s", reg->name, reg->path,
+		 w->cfg->device ? w->cfg->device : "0");
 	exl3_worker_tell(w, EXL3_SUP_ADDED, spec);
 }
 

@@ -75,6 +75,19 @@ def test_loads_survive_the_worker(env):
     equal(d.stop(), 0, "status after SIGTERM")
 
 
+def test_a_path_is_no_option(env):
+    """A directory whose name looks like an option comes back after a restart like any other."""
+    path = env.path("odd,device=7")
+    os.symlink(env.model("layers"), path)
+    d = env.daemon()
+    d.ctl_ok("load", f"layers={path}")
+    before = d.worker_pid()
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: d.ctl("status")[0] == 0 and d.worker_pid() != before, "another worker")
+    d.wait_ready()
+    equal([m["name"] for m in d.status()["models"]], ["layers"], "models after the restart")
+
+
 def test_idle_means_asleep(env):
     """Without work every thread sleeps, whoever is connected; spinning ends by itself."""
     d = env.daemon((f"layers={LAYERS}",))
