@@ -348,4 +348,4 @@ help: ## this list
 	@echo "  knobs: SAN=address,undefined | SAN=thread, BUILD=DIR, CUDA_ARCHS='90a 80', WERROR=0, V=1, DESTDIR=, PREFIX="
 .PHONY: help
 
--include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD) -name '*.d' -type f 2>/dev/null)
