@@ -86,7 +86,7 @@ static const char *detail_text(uint64_t detail)
 		[EXL3_DETAIL_TOPK] = "topk out of range",
 		[EXL3_DETAIL_KERNEL] =
 			"no kernel for this shape and type, or not the one asked for",
-		[EXL3_DETAIL_MODEL] = "the model is loading, unloading, or was refused",
+		[EXL3_DETAIL_MODEL] = "the module's model was unloaded",
 		[EXL3_DETAIL_OVERLAP] = "the output overlaps an input",
 	};
 

@@ -114,11 +114,14 @@ static int check_kernel(struct checker *c)
 static int check_common(struct checker *c, uint32_t flags)
 {
 	const struct exl3_sqe *sqe = c->sqe;
+	int rc;
 
 	if (sqe->flags & ~flags || sqe->reserved0 || sqe->reserved1)
 		return fail(c, -EINVAL, EXL3_DETAIL_OP);
-	if (c->env->target(c->env->arg, sqe->module, &c->out->target) < 0)
-		return fail(c, -ENOENT, EXL3_DETAIL_MODULE);
+	rc = c->env->target(c->env->arg, sqe->module, &c->out->target);
+	if (rc < 0)
+		return fail(c, -ENOENT,
+			    rc == -ESTALE ? EXL3_DETAIL_MODEL : EXL3_DETAIL_MODULE);
 	if (!is_float(sqe->x_dtype) || !is_float(sqe->y_dtype))
 		return fail(c, -EINVAL, EXL3_DETAIL_DTYPE);
 	if (sqe->rows == 0 || sqe->rows > EXL3_M_MAX)
@@ -286,7 +289,7 @@ static int check_mla(struct checker *c)
 		.cache = address(&cache),
 		.indices = address(&indices),
 		.scale = mla->scale,
-		.kv_scale = mla->kv_scale,
+		.kv_scale = g->cache_dtype == EXL3_E4M3 ? mla->kv_scale : 1,
 	};
 	if (mla->lse == EXL3_REF_NONE)
 		return 0;

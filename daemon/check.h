@@ -33,7 +33,7 @@ struct exl3_target {
 struct exl3_check_env {
 	/* NULL: no such buffer. */
 	struct exl3_buffer *(*buffer)(void *arg, uint32_t id);
-	/* 0, or -ENOENT: no such handle, or its model is gone. */
+	/* 0; -ENOENT: no such handle; -ESTALE: its model was unloaded. */
 	int (*target)(void *arg, uint32_t handle, struct exl3_target *ret);
 	void *arg;
 	const struct exl3_kernel *kernels;

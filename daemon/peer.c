@@ -111,7 +111,7 @@ int exl3_peer_target(void *arg, uint32_t handle, struct exl3_target *ret)
 		return 0;
 	}
 	if (h->model->state != EXL3_MODEL_READY)
-		return -ENOENT; /* unloaded: what desc points to may be gone */
+		return -ESTALE; /* unloaded: what desc points to may be gone */
 	ret->desc = h->desc;
 	ret->model = h->model;
 	return 0;

@@ -104,7 +104,7 @@ struct exl3_mla_args {
 		const void *cache;
 		const void *indices; /* [m, topk] */
 		float *lse;          /* [m, heads] natural log, or NULL */
-		float scale, kv_scale;
+		float scale, kv_scale; /* kv_scale is 1 unless the cache is e4m3 */
 	} *caches; /* per rows entry */
 	struct exl3_mla_geometry geometry;
 };

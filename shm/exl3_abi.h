@@ -132,7 +132,7 @@ struct exl3_sqe {
 			exl3_ref indices; /* [rows, topk] i32 or i64; -1 = hole */
 			exl3_ref lse;     /* [rows, heads] f32, or none */
 			float scale;      /* of q.k before the softmax */
-			float kv_scale;   /* of e4m3 cache values; 1 otherwise */
+			float kv_scale;   /* of e4m3 cache values; not used otherwise */
 			uint32_t reserved[8];
 		} mla;
 		struct {
@@ -170,7 +170,7 @@ enum exl3_detail {
 	EXL3_DETAIL_BOUNDS = 8,   /* operand reaches past its buffer */
 	EXL3_DETAIL_TOPK = 9,
 	EXL3_DETAIL_KERNEL = 10,  /* no kernel for this shape and type, or not of that name */
-	EXL3_DETAIL_MODEL = 11,   /* model loading, unloading or refused */
+	EXL3_DETAIL_MODEL = 11,   /* the module's model was unloaded */
 	EXL3_DETAIL_OVERLAP = 12, /* y overlaps an input */
 	EXL3_DETAIL_NR
 };

@@ -7,14 +7,15 @@
 #include <math.h>
 
 /* A client with three buffers, a linear (k 200 of 256, n 300 of 384), experts, a dense MLP, a geometry. */
-#define BUF_BYTES (1u << 20)
-#define H_LINEAR  11u
-#define H_MOE     12u
-#define H_MLP     13u
-#define H_MLA     14u
-#define H_UNGATED 15u
-#define K         200u
-#define N         300u
+#define BUF_BYTES  (1u << 20)
+#define H_LINEAR   11u
+#define H_MOE      12u
+#define H_MLP      13u
+#define H_MLA      14u
+#define H_UNLOADED 20u
+#define H_UNGATED  15u
+#define K          200u
+#define N          300u
 
 static char memory[3][4096]; /* addresses only: nothing is read */
 static struct exl3_buffer buffers[4];
@@ -88,6 +89,8 @@ static int target(void *arg, uint32_t handle, struct exl3_target *ret)
 	case H_MLA:
 		ret->mla = &geometry;
 		return 0;
+	case H_UNLOADED:
+		return -ESTALE;
 	default:
 		return -ENOENT;
 	}
@@ -177,6 +180,7 @@ enum {
 	FLAG_STORED,
 	FLAG_DET,
 	HANDLE,
+	UNLOADED,
 	KIND,
 	X_DTYPE,
 	Y_DTYPE,
@@ -260,6 +264,9 @@ static void change(struct exl3_sqe *s, int what)
 		break;
 	case HANDLE:
 		s->module = 99;
+		break;
+	case UNLOADED:
+		s->module = H_UNLOADED;
 		break;
 	case KIND:
 		s->module = s->module == H_LINEAR ? H_MOE : H_LINEAR;
@@ -476,6 +483,7 @@ static const struct {
 	{"linear, stored", good_linear, FLAG_STORED, OK},
 	{"linear, deterministic", good_linear, FLAG_DET, OK},
 	{"linear, no handle", good_linear, HANDLE, -ENOENT, EXL3_DETAIL_MODULE},
+	{"linear, model unloaded", good_linear, UNLOADED, -ENOENT, EXL3_DETAIL_MODEL},
 	{"linear, experts' handle", good_linear, KIND, BAD(MODULE)},
 	{"linear, x of integers", good_linear, X_DTYPE, BAD(DTYPE)},
 	{"linear, y of e4m3", good_linear, Y_DTYPE, BAD(DTYPE)},
@@ -567,6 +575,23 @@ static void entries(void **state)
 }
 
 /* ---- what comes out ---- */
+
+/* One factor for all values is what e4m3 needs; other caches have none, whatever the entry says. */
+static void scale_of_the_cache(void **state)
+{
+	struct exl3_sqe sqe = good_mla();
+	struct exl3_checked out;
+	enum exl3_detail detail;
+
+	(void)state;
+	sqe.u.mla.kv_scale = 0.5f;
+	assert_int_equal(exl3_check_sqe(&sqe, &env, &out, &detail), 0);
+	assert_true(out.u.mla.cache.kv_scale == 1);
+	geometry.cache_dtype = EXL3_E4M3;
+	assert_int_equal(exl3_check_sqe(&sqe, &env, &out, &detail), 0);
+	assert_true(out.u.mla.cache.kv_scale == 0.5f);
+	geometry.cache_dtype = EXL3_F16;
+}
 
 static void results(void **state)
 {
@@ -679,6 +704,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		test_case(entries),
+		test_case(scale_of_the_cache),
 		test_case(results),
 		test_case(geometries),
 	};
