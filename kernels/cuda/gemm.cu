@@ -16,7 +16,10 @@ namespace exl3
 /* Fewer k than this per block is not worth the reduction. */
 constexpr uint32_t K_PER_BLOCK = 256;
 
-static size_t round_up(size_t v) { return (v + 1023) & ~(size_t)1023; }
+static size_t round_up(size_t v)
+{
+	return (v + 1023) & ~(size_t)1023;
+}
 
 void gemm_make_plan(const struct exl3_cuda_linear *a, uint32_t tn, uint32_t blocks, gemm_plan &p)
 {
@@ -74,27 +77,25 @@ static void schedule(gemm_args &g, uint32_t blocks, uint32_t step)
 	const uint32_t tiles = g.strips * g.m_tiles;
 
 	g.k_steps = (g.k + step - 1) / step;
-	if (tiles >= blocks && tiles % blocks == 0) {
-		g.blocks = blocks;
-		g.rounds = tiles / blocks;
-		return;
-	}
-	if (tiles >= 2 * blocks) {
-		g.blocks = blocks;
-		g.rounds = tiles / blocks - 1;
-		return;
-	}
-	const uint64_t units = (uint64_t)tiles * g.k_steps;
-	const uint64_t useful = units * step / K_PER_BLOCK;
+	g.blocks = blocks;
+	g.rounds = tiles % blocks == 0   ? tiles / blocks
+		   : tiles >= 2 * blocks ? tiles / blocks - 1
+					 : 0;
 
-	g.rounds = 0;
-	g.blocks = (uint32_t)(useful < 1 ? 1 : useful < blocks ? useful : blocks);
-	if (g.blocks > units)
-		g.blocks = (uint32_t)units;
+	const uint32_t units = (tiles - g.rounds * blocks) * g.k_steps;
+
+	if (!g.rounds) {
+		const uint32_t useful = (uint32_t)((uint64_t)units * step / K_PER_BLOCK);
+
+		g.blocks = useful < 1 ? 1 : useful < blocks ? useful : blocks;
+		g.blocks = g.blocks < units ? g.blocks : units;
+	}
+	g.share = units / g.blocks;
+	g.longer = units % g.blocks;
 }
 
-bool gemm_next_group(const struct exl3_cuda_linear *a, const gemm_plan &p, uint32_t step, uint32_t &done,
-		     gemm_args &g, uint32_t &rate2, uint32_t &codebook)
+bool gemm_next_group(const struct exl3_cuda_linear *a, const gemm_plan &p, uint32_t step,
+		     uint32_t &done, gemm_args &g, uint32_t &rate2, uint32_t &codebook)
 {
 	uint32_t col_log = 0, col_stored = 0;
 	bool found = false;
@@ -151,13 +152,13 @@ bool gemm_next_group(const struct exl3_cuda_linear *a, const gemm_plan &p, uint3
 struct variant {
 	uint32_t tn, wk, blocks;
 };
-#define VARIANT(name, tn, wk, blocks, group) { tn, wk, blocks },
-static const variant variants[EXL3_GEMM_NR] = { EXL3_GEMM_VARIANTS_ALL(VARIANT) };
+#define VARIANT(name, tn, wk, blocks, group) {tn, wk, blocks},
+static const variant variants[EXL3_GEMM_NR] = {EXL3_GEMM_VARIANTS(VARIANT)};
 
 static exl3_gemm_entry entry_of(uint32_t rate2, uint32_t codebook, int variant)
 {
-#define RATE(r, cb)                               \
-	if (rate2 == r && codebook == cb)         \
+#define RATE(r, cb)                       \
+	if (rate2 == r && codebook == cb) \
 		return exl3_gemm_r##r##_cb##cb(variant);
 	EXL3_GEMM_RATES(RATE)
 #undef RATE
@@ -197,7 +198,7 @@ static int sm90_launch(const struct exl3_cuda_linear *a, int variant, cudaStream
 		return r;
 	while (gemm_next_group(a, p, 64 * v.wk, done, g, rate2, codebook)) {
 		const exl3_gemm_entry e = entry_of(rate2, codebook, variant);
-		void *params[] = { &g };
+		void *params[] = {&g};
 		cudaLaunchAttribute attr = {};
 		cudaLaunchConfig_t cfg = {};
 
@@ -222,29 +223,89 @@ static int sm90_launch(const struct exl3_cuda_linear *a, int variant, cudaStream
 	return 0;
 }
 
+/*
+ * Which variant for how many rows; the first that fits. Measured on an H200: see docs/performance.md.
+ * It depends on the rows and the shapes alone.
+ */
+static const struct {
+	uint32_t m_max;
+	int variant;
+} preferred[] = {
+	{32, EXL3_GEMM_n32},
+	{64, EXL3_GEMM_n64},
+	{128, EXL3_GEMM_n128},
+	{EXL3_M_MAX, EXL3_GEMM_n256},
+};
+
+/*
+ * From so many rows on, one product of rebuilt weights is faster, if the workspace holds them; earlier
+ * for small matrices, where our kernels' fixed costs weigh more.
+ */
+static bool use_library(const struct exl3_cuda_linear *a)
+{
+	uint64_t weights = 0;
+
+	for (uint32_t i = 0; i < a->nr_shards; i++)
+		weights += (uint64_t)a->shard[i].k * a->shard[i].n;
+	return a->m >= (weights <= 20000000 ? 512u : 1536u) && exl3_gemm_f16_supports(a) &&
+	       exl3_gemm_f16_ws_bytes(a) <= a->ws_bytes;
+}
+
+/* A variant of the list, or -1: the portable kernel. */
+static int choose(const struct exl3_cuda_linear *a)
+{
+	for (const auto &p : preferred)
+		if (a->m <= p.m_max && sm90_supports(a, p.variant))
+			return p.variant;
+	return -1;
+}
+
+static bool auto_supports(const struct exl3_cuda_linear *a)
+{
+	return choose(a) >= 0 || exl3_gemm_portable_supports(a);
+}
+
+static size_t auto_ws_bytes(const struct exl3_cuda_linear *a)
+{
+	const int v = choose(a);
+
+	if (use_library(a))
+		return exl3_gemm_f16_ws_bytes(a);
+	return v >= 0 ? sm90_ws_bytes(a, v) : exl3_gemm_portable_ws_bytes(a);
+}
+
+static int auto_launch(const struct exl3_cuda_linear *a, cudaStream_t stream)
+{
+	const int v = choose(a);
+
+	if (use_library(a))
+		return exl3_gemm_f16_launch(a, stream);
+	return v >= 0 ? sm90_launch(a, v, stream) : exl3_gemm_portable_launch(a, stream);
+}
+
 } // namespace exl3
 
-#define DEFINE(name, tn, wk, blocks, group)                                                \
-	static bool supports_##name(const struct exl3_cuda_linear *a)                      \
-	{                                                                                  \
-		return exl3::sm90_supports(a, EXL3_GEMM_##name);                           \
-	}                                                                                  \
-	static size_t ws_bytes_##name(const struct exl3_cuda_linear *a)                    \
-	{                                                                                  \
-		return exl3::sm90_ws_bytes(a, EXL3_GEMM_##name);                           \
-	}                                                                                  \
-	static int launch_##name(const struct exl3_cuda_linear *a, cudaStream_t stream)    \
-	{                                                                                  \
-		return exl3::sm90_launch(a, EXL3_GEMM_##name, stream);                     \
+#define DEFINE(name, tn, wk, blocks, group)                                             \
+	static bool supports_##name(const struct exl3_cuda_linear *a)                   \
+	{                                                                               \
+		return exl3::sm90_supports(a, EXL3_GEMM_##name);                        \
+	}                                                                               \
+	static size_t ws_bytes_##name(const struct exl3_cuda_linear *a)                 \
+	{                                                                               \
+		return exl3::sm90_ws_bytes(a, EXL3_GEMM_##name);                        \
+	}                                                                               \
+	static int launch_##name(const struct exl3_cuda_linear *a, cudaStream_t stream) \
+	{                                                                               \
+		return exl3::sm90_launch(a, EXL3_GEMM_##name, stream);                  \
 	}
-EXL3_GEMM_VARIANTS_ALL(DEFINE)
+EXL3_GEMM_VARIANTS(DEFINE)
 
 #define ENTRY(name, tn, wk, blocks, group) \
-	{ "wgmma_" #name, supports_##name, ws_bytes_##name, launch_##name },
+	{"wgmma_" #name, supports_##name, ws_bytes_##name, launch_##name},
 const struct exl3_cuda_linear_kernel exl3_cuda_gemm_kernels[] = {
-	EXL3_GEMM_VARIANTS_ALL(ENTRY)
-	{ "mma_n64", exl3_gemm_portable_supports, exl3_gemm_portable_ws_bytes,
-	  exl3_gemm_portable_launch },
-	{ "f16_library", exl3_gemm_f16_supports, exl3_gemm_f16_ws_bytes, exl3_gemm_f16_launch },
+	{"gemm", exl3::auto_supports, exl3::auto_ws_bytes, exl3::auto_launch},
+	EXL3_GEMM_VARIANTS(ENTRY){"mma_n64", exl3_gemm_portable_supports,
+				  exl3_gemm_portable_ws_bytes, exl3_gemm_portable_launch},
+	{"f16_library", exl3_gemm_f16_supports, exl3_gemm_f16_ws_bytes, exl3_gemm_f16_launch},
 	{},
 };

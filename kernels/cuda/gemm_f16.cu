@@ -7,13 +7,17 @@
  *
  *   block   128 (k) x 128 (n), 8 warps; H128 = H8 (x) H16: H16 is one MMA with a +-1 operand, H8 is
  *           three butterfly stages across the eight tiles that a warp holds in registers
- *   1       warp v: n-tile v, k-tiles 0..7: A = decoded weights (rows n), B = H16   -> [n][k], H over k
- *   2       through shared memory (f16), then warp v: k 16v..16v+15, n-tiles 0..7: A = H16, B = [n][k]
- *   3       scales, output type, through shared memory again, 16-byte stores to w[n][k]
+ *   1       warp v: n-tile v, k-tiles 0..7: A = decoded weights (rows n), B = H16 / 4   -> [n][k], H over k
+ *   2       * suh, f16, through shared memory; warp v: k 16v..16v+15, n-tiles 0..7: A = H16 / 32, B = [n][k]
+ *   3       * svh, output type, through shared memory again, 16-byte stores to w[n][k]
+ *
+ *   time    | fetch i+1, store i-1, 1 of i | barrier | 2, 3 of i | barrier | fetch i+2, store i, ...
+ *
+ * The error of a product is that of rounding each weight to f16 or bf16 once (and two f16 roundings before).
  */
+#include "kernels/cuda/gemm_decode.cuh"
 #include "kernels/cuda/gemm_f16.h"
 #include "kernels/cuda/gemm_variants.h"
-#include "kernels/cuda/trellis.cuh"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -25,15 +29,20 @@ namespace exl3
 {
 
 constexpr int UNPACK_THREADS = 256;
-constexpr uint32_t M_MIN     = 256; /* below, rebuilding costs more than the product */
+constexpr uint32_t M_MIN = 256; /* below, rebuilding costs more than the product */
 
-/* Two entries of H16, (r, c) and (r, c + 1) or (r + 1, c), as f16. */
-static __device__ __forceinline__ uint32_t hadamard_pair(int r0, int c0, int r1, int c1)
+/* Two entries of H16 times @scale (f16 bits): (r0, c0) in the low half, (r1, c1) in the high half. */
+static __device__ __forceinline__ uint32_t hadamard_pair(uint32_t scale, int r0, int c0, int r1,
+							 int c1)
 {
-	return 0x3c003c00u | (__popc(r0 & c0) & 1) << 15 | (uint32_t)(__popc(r1 & c1) & 1) << 31;
+	return scale | scale << 16 | (__popc(r0 & c0) & 1) << 15 |
+	       (uint32_t)(__popc(r1 & c1) & 1) << 31;
 }
 
-/* Position of the 16-byte chunk @c of row @n in the buffer of 128 rows x 256 bytes. */
+/*
+ * Buffers of 128 rows n x 256 bytes of k: 16-byte chunk c of row n stands at c ^ (n & 7). Callers keep
+ * n & 7 fixed, so that everything but the exclusive or is an immediate offset.
+ */
 static __device__ __forceinline__ uint32_t chunk_at(uint32_t n, uint32_t c)
 {
 	return n * 256 + ((c ^ (n & 7)) << 4);
@@ -56,7 +65,8 @@ static __device__ __forceinline__ void hadamard8(float (&v)[8][8])
 				}
 }
 
-static __device__ __forceinline__ void mma8(float (&d)[8], const uint32_t (&a)[4], const uint32_t (&b)[4])
+static __device__ __forceinline__ void mma8(float (&d)[8], const uint32_t (&a)[4],
+					    const uint32_t (&b)[4])
 {
 	float(&lo)[4] = *(float(*)[4]) & d[0];
 	float(&hi)[4] = *(float(*)[4]) & d[4];
@@ -65,128 +75,231 @@ static __device__ __forceinline__ void mma8(float (&d)[8], const uint32_t (&a)[4
 	mma_f16(hi, a[0], a[1], a[2], a[3], b[2], b[3]);
 }
 
-template <int RATE2, int CB, bool BF16>
-__global__ void __launch_bounds__(UNPACK_THREADS, 2)
-	unpack_dense(const uint32_t *trellis, const __half *suh, const __half *svh, uint32_t k, uint32_t tiles_n,
-		     uint16_t *w)
+template <int RATE2> struct unpack_smem {
+	static constexpr int ROW_BYTES = 8 * 16 * RATE2; /* trellis of one k-tile, 128 columns */
+	uint8_t trellis[2][8 * ROW_BYTES];
+	uint8_t half[128 * 256]; /* [n][k], Hadamard over k done */
+	uint8_t out[128 * 256];
+	float svh[128];
+};
+
+struct unpack_args {
+	const uint8_t *trellis;
+	const __half *suh, *svh;
+	uint32_t k, blocks_k, blocks; /* blocks of 128 x 128: along k, in all; k runs fastest */
+	size_t row_bytes;             /* trellis of one k-tile row */
+	uint16_t *w;
+};
+
+/* A block's place. */
+struct unpack_at {
+	uint32_t kb, nb;
+};
+
+static __device__ __forceinline__ void unpack_next(const unpack_args &a, unpack_at &at)
 {
-	__shared__ __align__(128) uint8_t buf[128 * 256];
-	const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-	const uint32_t kb = blockIdx.x, nb = blockIdx.y;
-	const uint32_t base = smem_addr(buf);
-	float v[8][8];
-
-#pragma unroll
-	for (int t = 0; t < 8; t++)
-#pragma unroll
-		for (int i = 0; i < 8; i++)
-			v[t][i] = 0.0f;
-	{
-		const uint32_t b[4] = { hadamard_pair(2 * q, g, 2 * q + 1, g),
-					hadamard_pair(2 * q + 8, g, 2 * q + 9, g),
-					hadamard_pair(2 * q, g + 8, 2 * q + 1, g + 8),
-					hadamard_pair(2 * q + 8, g + 8, 2 * q + 9, g + 8) };
-		const uint32_t *tile =
-			trellis + ((size_t)kb * 8 * tiles_n + nb * 8 + warp) * run<RATE2>::WORDS;
-
-#pragma unroll
-		for (int t = 0; t < 8; t++) {
-			uint32_t r[run<RATE2>::NV], a[4];
-
-			load_run<RATE2>(tile + (size_t)t * tiles_n * run<RATE2>::WORDS, lane, r);
-			decode_packed<RATE2, CB, 1>(r, a);
-			mma8(v[t], a, b);
-		}
-	}
-	hadamard8(v);
-	/* [n][k]: rows 16 warp + g (+ 8), columns 16 t + 2q (+ 8). */
-#pragma unroll
-	for (int t = 0; t < 8; t++)
-#pragma unroll
-		for (int i = 0; i < 8; i += 2) {
-			const uint32_t n = 16 * warp + g + (i & 2 ? 8 : 0), c = 2 * t + (i >> 2);
-			const float f = (float)EXL3_INV_SQRT128;
-
-			*(__half2 *)(buf + chunk_at(n, c) + 4 * q) = __floats2half2_rn(v[t][i] * f, v[t][i + 1] * f);
-		}
-	__syncthreads();
-
-	{
-		const uint32_t a[4] = { hadamard_pair(g, 2 * q, g, 2 * q + 1),
-					hadamard_pair(g + 8, 2 * q, g + 8, 2 * q + 1),
-					hadamard_pair(g, 2 * q + 8, g, 2 * q + 9),
-					hadamard_pair(g + 8, 2 * q + 8, g + 8, 2 * q + 9) };
-
-#pragma unroll
-		for (int t = 0; t < 8; t++) {
-			const uint32_t n = 16 * t + (lane & 7) + 8 * (lane >> 3 & 1);
-			uint32_t b[4];
-
-			asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-				     : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-				     : "r"(base + chunk_at(n, 2 * warp + (lane >> 4))));
-#pragma unroll
-			for (int i = 0; i < 8; i++)
-				v[t][i] = 0.0f;
-			mma8(v[t], a, b);
-		}
-	}
-	hadamard8(v);
-	__syncthreads();
-	/* Rows 16 t + g (+ 8), columns 16 warp + 2q (+ 8). */
-	float su[4];
-
-#pragma unroll
-	for (int i = 0; i < 4; i++)
-		su[i] = __half2float(suh[kb * 128 + 16 * warp + 2 * q + (i & 1) + 8 * (i >> 1)]) *
-			(float)EXL3_INV_SQRT128;
-#pragma unroll
-	for (int t = 0; t < 8; t++)
-#pragma unroll
-		for (int h = 0; h < 2; h++) {
-			const uint32_t n = 16 * t + g + 8 * h;
-			const float sv = __half2float(svh[nb * 128 + n]);
-
-#pragma unroll
-			for (int j = 0; j < 2; j++) {
-				const float x = v[t][4 * j + 2 * h] * sv * su[2 * j];
-				const float y = v[t][4 * j + 2 * h + 1] * sv * su[2 * j + 1];
-				uint8_t *to = buf + chunk_at(n, 2 * warp + j) + 4 * q;
-
-				if (BF16)
-					*(__nv_bfloat162 *)to = __floats2bfloat162_rn(x, y);
-				else
-					*(__half2 *)to = __floats2half2_rn(x, y);
-			}
-		}
-	__syncthreads();
-#pragma unroll
-	for (int i = 0; i < 8; i++) {
-		const uint32_t at = i * UNPACK_THREADS + threadIdx.x, n = at >> 4, c = at & 15;
-
-		*(uint4 *)(w + ((size_t)nb * 128 + n) * k + kb * 128 + c * 8) = *(uint4 *)(buf + chunk_at(n, c));
+	if (++at.kb == a.blocks_k) {
+		at.kb = 0;
+		at.nb++;
 	}
 }
 
-static int unpack(const struct exl3_matrix &m, bool bf16, uint16_t *w, cudaStream_t stream)
+/* Begins the copy of a block's trellis. */
+template <int RATE2>
+static __device__ __forceinline__ void unpack_fetch(const unpack_args &a, unpack_smem<RATE2> &sm,
+						    int to, unpack_at at)
 {
-	const dim3 grid(m.k / 128, m.n / 128);
-	const uint32_t *t = (const uint32_t *)m.trellis;
-	const __half *su = (const __half *)m.suh, *sv = (const __half *)m.svh;
+	constexpr int ROW = unpack_smem<RATE2>::ROW_BYTES;
+	const uint8_t *from = a.trellis + (size_t)at.kb * 8 * a.row_bytes + (size_t)at.nb * ROW;
 
-#define RATE(r, cb)                                                                                     \
-	if (m.rate2 == r && m.codebook == cb) {                                                         \
-		if (bf16)                                                                               \
-			unpack_dense<r, cb, true><<<grid, UNPACK_THREADS, 0, stream>>>(t, su, sv, m.k,  \
-										       m.n / 16, w);    \
-		else                                                                                    \
-			unpack_dense<r, cb, false><<<grid, UNPACK_THREADS, 0, stream>>>(t, su, sv, m.k, \
-											m.n / 16, w);   \
-		return cudaPeekAtLastError() == cudaSuccess ? 0 : -EIO;                                 \
+	for (int i = threadIdx.x; i < 8 * ROW / 16; i += UNPACK_THREADS) {
+		const int row = i / (ROW / 16), byte = i % (ROW / 16) * 16;
+
+		cp_async16(smem_addr(&sm.trellis[to][row * ROW + byte]),
+			   from + row * a.row_bytes + byte);
+	}
+}
+
+/* Steps 1 and, to shared memory, * suh: rows n = 16 warp + g (+ 8), columns k = 16 t + 2q (+ 1, 8, 9). */
+template <int RATE2, int CB>
+static __device__ __forceinline__ void unpack_over_k(const unpack_args &a, unpack_smem<RATE2> &sm,
+						     int from, uint32_t kb, int warp, int lane)
+{
+	const int g = lane >> 2, q = lane & 3;
+	const uint32_t quarter = 0x3400;
+	const uint32_t h[4] = {hadamard_pair(quarter, 2 * q, g, 2 * q + 1, g),
+			       hadamard_pair(quarter, 2 * q + 8, g, 2 * q + 9, g),
+			       hadamard_pair(quarter, 2 * q, g + 8, 2 * q + 1, g + 8),
+			       hadamard_pair(quarter, 2 * q + 8, g + 8, 2 * q + 9, g + 8)};
+	const uint32_t *tile = (const uint32_t *)sm.trellis[from] + warp * run<RATE2>::WORDS;
+	const __half2 *su = (const __half2 *)(a.suh + kb * 128 + 2 * q);
+	float v[8][8];
+
+#pragma unroll
+	for (int t = 0; t < 8; t++) {
+		uint32_t r[run<RATE2>::NV], f[4];
+
+		load_run<RATE2>(tile + t * 8 * run<RATE2>::WORDS, lane, r);
+		decode_a<RATE2, CB>(r, f);
+#pragma unroll
+		for (int i = 0; i < 8; i++)
+			v[t][i] = 0.0f;
+		mma8(v[t], f, h);
+	}
+	hadamard8(v);
+	uint8_t *to = sm.half + (16 * warp + g) * 256 + 4 * q;
+
+#pragma unroll
+	for (int x = 0; x < 8; x++) { /* chunks x and x + 8 */
+		uint8_t *at = to + ((x ^ g) << 4);
+
+#pragma unroll
+		for (int hi = 0; hi < 2; hi++) {
+			const int t = x / 2 + 4 * hi, j = x & 1;
+			const __half2 f = __ldg(su + 8 * t + 4 * j);
+
+			*(__half2 *)(at + 128 * hi) =
+				__hmul2(__floats2half2_rn(v[t][4 * j], v[t][4 * j + 1]), f);
+			*(__half2 *)(at + 128 * hi + 8 * 256) =
+				__hmul2(__floats2half2_rn(v[t][4 * j + 2], v[t][4 * j + 3]), f);
+		}
+	}
+}
+
+/* Steps 2 and 3 up to shared memory: rows n = 16 t + g (+ 8), columns k = 16 warp + 2q (+ 1, 8, 9). */
+template <int RATE2, bool BF16>
+static __device__ __forceinline__ void unpack_over_n(unpack_smem<RATE2> &sm, int warp, int lane)
+{
+	const int g = lane >> 2, q = lane & 3;
+	const uint32_t scale = 0x2800; /* 1/32: with the quarter of step 1, 1/128 */
+	const uint32_t h[4] = {hadamard_pair(scale, g, 2 * q, g, 2 * q + 1),
+			       hadamard_pair(scale, g + 8, 2 * q, g + 8, 2 * q + 1),
+			       hadamard_pair(scale, g, 2 * q + 8, g, 2 * q + 9),
+			       hadamard_pair(scale, g + 8, 2 * q + 8, g + 8, 2 * q + 9)};
+	const uint32_t from = smem_addr(sm.half) +
+			      chunk_at((lane & 7) + 8 * (lane >> 3 & 1), 2 * warp + (lane >> 4));
+	float v[8][8];
+
+#pragma unroll
+	for (int t = 0; t < 8; t++) {
+		uint32_t b[4];
+
+		asm volatile(
+			"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+			: "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+			: "r"(from + t * 16 * 256));
+#pragma unroll
+		for (int i = 0; i < 8; i++)
+			v[t][i] = 0.0f;
+		mma8(v[t], h, b);
+	}
+	hadamard8(v);
+	uint8_t *to[2] = {sm.out + chunk_at(g, 2 * warp) + 4 * q,
+			  sm.out + chunk_at(g, 2 * warp + 1) + 4 * q};
+
+#pragma unroll
+	for (int t = 0; t < 8; t++)
+#pragma unroll
+		for (int e = 0; e < 2; e++) {
+			const float sv = sm.svh[16 * t + 8 * e + g];
+
+#pragma unroll
+			for (int j = 0; j < 2; j++) {
+				const float x = v[t][4 * j + 2 * e] * sv,
+					    y = v[t][4 * j + 2 * e + 1] * sv;
+				uint8_t *p = to[j] + (16 * t + 8 * e) * 256;
+
+				if (BF16)
+					*(__nv_bfloat162 *)p = __floats2bfloat162_rn(x, y);
+				else
+					*(__half2 *)p = __floats2half2_rn(x, y);
+			}
+		}
+}
+
+template <int RATE2>
+static __device__ __forceinline__ void unpack_store(const unpack_args &a,
+						    const unpack_smem<RATE2> &sm, unpack_at at)
+{
+	const uint32_t n = threadIdx.x >> 4, c = threadIdx.x & 15;
+	const uint8_t *from = sm.out + chunk_at(n, c);
+	uint16_t *to = a.w + ((size_t)at.nb * 128 + n) * a.k + at.kb * 128 + c * 8;
+
+#pragma unroll
+	for (int i = 0; i < 8; i++, to += (size_t)16 * a.k)
+		*(uint4 *)to = *(const uint4 *)(from + i * 16 * 256);
+}
+
+/* Each thread block has a run of consecutive 128 x 128 blocks. */
+template <int RATE2, int CB, bool BF16>
+__global__ void __launch_bounds__(UNPACK_THREADS, 2)
+	unpack_dense(const __grid_constant__ unpack_args a)
+{
+	extern __shared__ __align__(128) uint8_t raw[];
+	unpack_smem<RATE2> &sm = *(unpack_smem<RATE2> *)raw;
+	const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+	const uint32_t begin = (uint32_t)((uint64_t)a.blocks * blockIdx.x / gridDim.x);
+	const uint32_t end = (uint32_t)((uint64_t)a.blocks * (blockIdx.x + 1) / gridDim.x);
+	unpack_at at = {begin % a.blocks_k, begin / a.blocks_k}, ahead = at, behind = at;
+
+	unpack_fetch(a, sm, 0, ahead);
+	cp_async_commit();
+	for (uint32_t b = begin; b < end; b++) {
+		const int cur = (b - begin) & 1;
+
+		cp_async_wait<0>();
+		__syncthreads(); /* this block's trellis and the last block's output are there */
+		unpack_next(a, ahead);
+		if (b + 1 < end)
+			unpack_fetch(a, sm, cur ^ 1, ahead);
+		cp_async_commit();
+		if (b > begin)
+			unpack_store(a, sm, behind);
+		if (threadIdx.x < 128 && (b == begin || at.kb == 0))
+			sm.svh[threadIdx.x] = __half2float(a.svh[at.nb * 128 + threadIdx.x]);
+		unpack_over_k<RATE2, CB>(a, sm, cur, at.kb, warp, lane);
+		__syncthreads();
+		unpack_over_n<RATE2, BF16>(sm, warp, lane);
+		behind = at;
+		unpack_next(a, at);
+	}
+	__syncthreads();
+	unpack_store(a, sm, behind);
+}
+
+static int unpack(const struct exl3_matrix &m, bool bf16, uint16_t *w, int sms, cudaStream_t stream)
+{
+	const void *kernel = nullptr;
+	int smem = 0;
+	unpack_args a = {};
+
+#define RATE(r, cb)                                                       \
+	if (m.rate2 == r && m.codebook == cb) {                           \
+		kernel = bf16 ? (const void *)unpack_dense<r, cb, true>   \
+			      : (const void *)unpack_dense<r, cb, false>; \
+		smem = (int)sizeof(unpack_smem<r>);                       \
 	}
 	EXL3_GEMM_RATES(RATE)
 #undef RATE
-	return -EOPNOTSUPP;
+	if (!kernel)
+		return -EOPNOTSUPP;
+	a.trellis = (const uint8_t *)m.trellis;
+	a.suh = (const __half *)m.suh;
+	a.svh = (const __half *)m.svh;
+	a.k = m.k;
+	a.blocks_k = m.k / 128;
+	a.blocks = a.blocks_k * (m.n / 128);
+	a.row_bytes = (size_t)(m.n / 16) * exl3_tile_bytes(m.rate2);
+	a.w = w;
+	void *params[] = {&a};
+	const uint32_t grid = a.blocks < 2u * sms ? a.blocks : 2u * sms;
+
+	if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem) !=
+		    cudaSuccess ||
+	    cudaLaunchKernel(kernel, dim3(grid), dim3(UNPACK_THREADS), params, smem, stream) !=
+		    cudaSuccess)
+		return -EIO;
+	return 0;
 }
 
 /*
@@ -200,13 +313,14 @@ struct blas {
 	int (*create)(void **handle);
 	int (*set_stream)(void *handle, cudaStream_t stream);
 	int (*set_workspace)(void *handle, void *ws, size_t bytes);
-	int (*gemm)(void *handle, int opa, int opb, int m, int n, int k, const void *alpha, const void *a, int ta,
-		    int lda, const void *b, int tb, int ldb, const void *beta, void *c, int tc, int ldc,
-		    int compute, int algo);
+	int (*gemm)(void *handle, int opa, int opb, int m, int n, int k, const void *alpha,
+		    const void *a, int ta, int lda, const void *b, int tb, int ldb,
+		    const void *beta, void *c, int tc, int ldc, int compute, int algo);
 };
 
 constexpr int DEVICES_MAX = 64;
-static pthread_mutex_t blas_lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below; handles are not thread-safe */
+static pthread_mutex_t blas_lock =
+	PTHREAD_MUTEX_INITIALIZER; /* guards all below; handles are not thread-safe */
 static struct blas lib;
 static bool lib_tried, lib_found;
 static void *handles[DEVICES_MAX]; /* one per device, made when first asked for, kept */
@@ -214,7 +328,8 @@ static void *handles[DEVICES_MAX]; /* one per device, made when first asked for,
 /* The current device's handle, or NULL: no library. Called with the lock held. */
 static void *blas_handle()
 {
-	static const char *const names[] = { "libcublas.so.13", "libcublas.so.12", "libcublas.so.11" };
+	static const char *const names[] = {"libcublas.so.13", "libcublas.so.12",
+					    "libcublas.so.11"};
 	int dev;
 
 	if (!lib_tried) {
@@ -227,7 +342,8 @@ static void *blas_handle()
 		if (so) {
 			lib.create = (decltype(lib.create))dlsym(so, "cublasCreate_v2");
 			lib.set_stream = (decltype(lib.set_stream))dlsym(so, "cublasSetStream_v2");
-			lib.set_workspace = (decltype(lib.set_workspace))dlsym(so, "cublasSetWorkspace_v2");
+			lib.set_workspace =
+				(decltype(lib.set_workspace))dlsym(so, "cublasSetWorkspace_v2");
 			lib.gemm = (decltype(lib.gemm))dlsym(so, "cublasGemmEx");
 			lib_found = lib.create && lib.set_stream && lib.set_workspace && lib.gemm;
 		}
@@ -246,9 +362,9 @@ static int blas_type(int dtype)
 
 } // namespace exl3
 
-int exl3_gemm_library(uint32_t m, uint32_t n, uint32_t k, const void *x, uint32_t x_stride, const void *w,
-		      uint32_t w_stride, void *y, uint32_t y_stride, int dtype, int y_dtype, void *ws,
-		      cudaStream_t stream)
+int exl3_gemm_library(uint32_t m, uint32_t n, uint32_t k, const void *x, uint32_t x_stride,
+		      const void *w, uint32_t w_stride, void *y, uint32_t y_stride, int dtype,
+		      int y_dtype, void *ws, cudaStream_t stream)
 {
 	const float one = 1.0f, zero = 0.0f;
 	int status = -1;
@@ -259,9 +375,10 @@ int exl3_gemm_library(uint32_t m, uint32_t n, uint32_t k, const void *x, uint32_
 	/* Column-major view: y^T [n x m] = w [n x k] x^T [k x m]. Setting the stream drops the workspace. */
 	if (h && exl3::lib.set_stream(h, stream) == 0 &&
 	    exl3::lib.set_workspace(h, ws, EXL3_GEMM_LIBRARY_WS) == 0)
-		status = exl3::lib.gemm(h, exl3::BLAS_OP_T, exl3::BLAS_OP_N, (int)n, (int)m, (int)k, &one, w,
-					exl3::blas_type(dtype), (int)w_stride, x, exl3::blas_type(dtype),
-					(int)x_stride, &zero, y, exl3::blas_type(y_dtype), (int)y_stride,
+		status = exl3::lib.gemm(h, exl3::BLAS_OP_T, exl3::BLAS_OP_N, (int)n, (int)m, (int)k,
+					&one, w, exl3::blas_type(dtype), (int)w_stride, x,
+					exl3::blas_type(dtype), (int)x_stride, &zero, y,
+					exl3::blas_type(y_dtype), (int)y_stride,
 					exl3::BLAS_COMPUTE_32F, exl3::BLAS_GEMM_DEFAULT);
 	pthread_mutex_unlock(&exl3::blas_lock);
 	return !h ? -EOPNOTSUPP : status == 0 ? 0 : -EIO;
@@ -272,9 +389,10 @@ bool exl3_gemm_f16_supports(const struct exl3_cuda_linear *a)
 	const uint32_t es = a->y_dtype == EXL3_F32 ? 4 : 2;
 	bool found;
 
-	if (a->device_cc < 80 || a->m < exl3::M_MIN || (a->table && !(a->x_private && a->y_private)) || a->x_dtype == EXL3_F32 ||
-	    (a->y_dtype != EXL3_F32 && a->y_dtype != a->x_dtype))
-		return false;
+	if (a->device_cc < 80 || a->m < exl3::M_MIN ||
+	    (a->table && !(a->x_private && a->y_private)) || a->x_dtype == EXL3_F32 ||
+	    (a->y_dtype != a->x_dtype && (a->y_dtype != EXL3_F32 || a->x_dtype != EXL3_F16)))
+		return false; /* bf16 weights are only exact enough for a result that is rounded to bf16 too */
 	if (a->x_stride % 2 || a->y_stride % es)
 		return false;
 	for (uint32_t i = 0; i < a->nr_shards; i++)
@@ -311,12 +429,13 @@ int exl3_gemm_f16_launch(const struct exl3_cuda_linear *a, cudaStream_t stream)
 		const struct exl3_matrix &m = a->shard[i];
 		const uint32_t n = a->stored || a->y_private ? m.n : m.n_log;
 		const uint32_t k = a->stored || a->x_private ? m.k : m.k_log;
-		int r = exl3::unpack(m, a->x_dtype == EXL3_BF16, w, stream);
+		int r = exl3::unpack(m, a->x_dtype == EXL3_BF16, w, a->device_sms, stream);
 
 		if (r < 0)
 			return r;
-		r = exl3_gemm_library(a->m, n, k, a->x, a->x_stride / 2, w, m.k, (char *)a->y + (size_t)col * es,
-				      a->y_stride / es, a->x_dtype, a->y_dtype, lib_ws, stream);
+		r = exl3_gemm_library(a->m, n, k, a->x, a->x_stride / 2, w, m.k,
+				      (char *)a->y + (size_t)col * es, a->y_stride / es, a->x_dtype,
+				      a->y_dtype, lib_ws, stream);
 		if (r < 0)
 			return r;
 		col += n;

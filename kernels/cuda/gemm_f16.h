@@ -22,9 +22,9 @@ int exl3_gemm_f16_launch(const struct exl3_cuda_linear *a, cudaStream_t stream);
  * @y_dtype (the same or f32). @ws: EXL3_GEMM_LIBRARY_WS bytes for the library. -EOPNOTSUPP: no cuBLAS.
  */
 #define EXL3_GEMM_LIBRARY_WS (32u << 20)
-int exl3_gemm_library(uint32_t m, uint32_t n, uint32_t k, const void *x, uint32_t x_stride, const void *w,
-		      uint32_t w_stride, void *y, uint32_t y_stride, int dtype, int y_dtype, void *ws,
-		      cudaStream_t stream);
+int exl3_gemm_library(uint32_t m, uint32_t n, uint32_t k, const void *x, uint32_t x_stride,
+		      const void *w, uint32_t w_stride, void *y, uint32_t y_stride, int dtype,
+		      int y_dtype, void *ws, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

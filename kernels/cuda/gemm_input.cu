@@ -17,8 +17,8 @@ namespace exl3
 constexpr float INPUT_MAX = 60000.0f, INPUT_MIN = 0.0625f;
 
 /* Eight consecutive elements of a row, as f32; beyond @limit they are zero and not read. */
-static __device__ __forceinline__ void load8(const void *row, uint8_t dtype, uint32_t i, uint32_t limit,
-					     float (&v)[8])
+static __device__ __forceinline__ void load8(const void *row, uint8_t dtype, uint32_t i,
+					     uint32_t limit, float (&v)[8])
 {
 	if (dtype == EXL3_F32) {
 		const float *p = (const float *)row + i;
@@ -71,7 +71,7 @@ static __device__ __forceinline__ void transform16(const void *row, uint8_t dtyp
 	for (int h = 0; h < 2; h++) {
 		const uint32_t i = block * 128 + 64 * h + 8 * c;
 		const uint4 s = __ldg((const uint4 *)(suh + i));
-		const uint32_t sw[4] = { s.x, s.y, s.z, s.w };
+		const uint32_t sw[4] = {s.x, s.y, s.z, s.w};
 		float x[8];
 
 		load8(row, dtype, i, limit, x);
@@ -125,8 +125,8 @@ static __device__ __forceinline__ float block_max(float v, float *warp_max)
 }
 
 /* ITER: Hadamard blocks per eight lanes, kept in registers between the row's maximum and the store. */
-template <int ITER, int THREADS>
-__global__ void __launch_bounds__(THREADS) gemm_input_kernel(const __grid_constant__ gemm_input in)
+template <int ITER>
+__global__ void __launch_bounds__(1024) gemm_input_kernel(const __grid_constant__ gemm_input in)
 {
 	__shared__ float warp_max[32];
 	const uint32_t row = blockIdx.x, image = blockIdx.y;
@@ -156,7 +156,8 @@ __global__ void __launch_bounds__(THREADS) gemm_input_kernel(const __grid_consta
 			const uint32_t block = it * groups + group;
 			const uint32_t safe = block < blocks ? block : blocks - 1;
 
-			transform16(x, dtype, stored ? in.k : in.k_log, in.suh[image], safe, c, v[it]);
+			transform16(x, dtype, stored ? in.k : in.k_log, in.suh[image], safe, c,
+				    v[it]);
 #pragma unroll
 			for (int i = 0; i < 16; i++)
 				largest = fmaxf(largest, fabsf(v[it][i]));
@@ -176,7 +177,8 @@ __global__ void __launch_bounds__(THREADS) gemm_input_kernel(const __grid_consta
 	if (threadIdx.x == 0)
 		in.row_scale[(size_t)image * in.m_pad + row] = up;
 
-	uint8_t *to = in.image + image * in.image_bytes + (size_t)tile * (in.k / 64) * in.tn * 128 + r * 128;
+	uint8_t *to = in.image + image * in.image_bytes + (size_t)tile * (in.k / 64) * in.tn * 128 +
+		      r * 128;
 #pragma unroll
 	for (int it = 0; it < ITER; it++) {
 		const uint32_t block = it * groups + group;
@@ -194,8 +196,8 @@ __global__ void __launch_bounds__(THREADS) gemm_input_kernel(const __grid_consta
 
 				w[j] = *(uint32_t *)&f;
 			}
-			*(uint4 *)(to + (size_t)(2 * block + h) * in.tn * 128 + ((c ^ (r & 7)) << 4)) =
-				make_uint4(w[0], w[1], w[2], w[3]);
+			*(uint4 *)(to + (size_t)(2 * block + h) * in.tn * 128 +
+				   ((c ^ (r & 7)) << 4)) = make_uint4(w[0], w[1], w[2], w[3]);
 		}
 	}
 }
@@ -203,7 +205,7 @@ __global__ void __launch_bounds__(THREADS) gemm_input_kernel(const __grid_consta
 int gemm_input_launch(const gemm_input &in, cudaStream_t stream)
 {
 	const uint32_t lanes = in.k / 16; /* 8 per block of 128 */
-	const uint32_t iter = lanes <= 512 ? 1 : lanes <= 1024 ? 2 : 4;
+	const uint32_t iter = lanes <= 1024 ? 1 : lanes <= 2048 ? 2 : 4;
 	cudaLaunchAttribute attr = {};
 	cudaLaunchConfig_t cfg = {};
 	cudaError_t err;
@@ -218,13 +220,11 @@ int gemm_input_launch(const gemm_input &in, cudaStream_t stream)
 	cfg.attrs = &attr;
 	cfg.numAttrs = in.programmatic ? 1 : 0;
 	if (iter == 1)
-		err = cudaLaunchKernelEx(&cfg, gemm_input_kernel<1, 512>, in);
+		err = cudaLaunchKernelEx(&cfg, gemm_input_kernel<1>, in);
 	else if (iter == 2)
-		err = cudaLaunchKernelEx(&cfg, gemm_input_kernel<2, 512>, in);
-	else if (lanes <= 2048)
-		err = cudaLaunchKernelEx(&cfg, gemm_input_kernel<4, 512>, in);
+		err = cudaLaunchKernelEx(&cfg, gemm_input_kernel<2>, in);
 	else
-		err = cudaLaunchKernelEx(&cfg, gemm_input_kernel<4, 1024>, in);
+		err = cudaLaunchKernelEx(&cfg, gemm_input_kernel<4>, in);
 	return err == cudaSuccess ? 0 : -EIO;
 }
 

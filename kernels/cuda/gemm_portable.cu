@@ -18,14 +18,14 @@
 namespace exl3
 {
 
-constexpr int PORTABLE_TN      = 64;
-constexpr int PORTABLE_WARPS   = 8;
+constexpr int PORTABLE_TN = 64;
+constexpr int PORTABLE_WARPS = 8;
 constexpr int PORTABLE_THREADS = 32 * PORTABLE_WARPS;
-constexpr int PORTABLE_STAGES  = 3;
-constexpr int PORTABLE_STEP    = 64;
+constexpr int PORTABLE_STAGES = 3;
+constexpr int PORTABLE_STEP = 64;
 
 template <int RATE2> struct portable_smem {
-	static constexpr int X_BYTES   = PORTABLE_TN * 128;
+	static constexpr int X_BYTES = PORTABLE_TN * 128;
 	static constexpr int ROW_BYTES = 8 * 16 * RATE2;
 	uint8_t x[PORTABLE_STAGES][X_BYTES];
 	uint8_t w[PORTABLE_STAGES][4 * ROW_BYTES];
@@ -44,9 +44,9 @@ static __device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], uint32_t addr
 
 /* Begins the copies of k step @step into stage @s; always commits, so that groups count steps. */
 template <int RATE2>
-static __device__ __forceinline__ void portable_copy(portable_smem<RATE2> &sm, int s, const uint8_t *x,
-						     const char *w, size_t row_bytes, uint32_t step,
-						     bool live)
+static __device__ __forceinline__ void portable_copy(portable_smem<RATE2> &sm, int s,
+						     const uint8_t *x, const char *w,
+						     size_t row_bytes, uint32_t step, bool live)
 {
 	using S = portable_smem<RATE2>;
 
@@ -58,14 +58,16 @@ static __device__ __forceinline__ void portable_copy(portable_smem<RATE2> &sm, i
 		for (int i = threadIdx.x; i < 4 * S::ROW_BYTES / 16; i += PORTABLE_THREADS) {
 			const int row = i / (S::ROW_BYTES / 16), at = i % (S::ROW_BYTES / 16) * 16;
 
-			cp_async16(smem_addr(&sm.w[s][row * S::ROW_BYTES + at]), w + row * row_bytes + at);
+			cp_async16(smem_addr(&sm.w[s][row * S::ROW_BYTES + at]),
+				   w + row * row_bytes + at);
 		}
 	}
 	cp_async_commit();
 }
 
 template <int RATE2, int CB>
-__global__ void __launch_bounds__(PORTABLE_THREADS) gemm_portable(const __grid_constant__ gemm_args a)
+__global__ void __launch_bounds__(PORTABLE_THREADS)
+	gemm_portable(const __grid_constant__ gemm_args a)
 {
 	extern __shared__ __align__(128) uint8_t raw[];
 	portable_smem<RATE2> &sm = *(portable_smem<RATE2> *)raw;
@@ -80,10 +82,13 @@ __global__ void __launch_bounds__(PORTABLE_THREADS) gemm_portable(const __grid_c
 	while (walk_next(a, walk, seg)) {
 		uint32_t strip, mt;
 
+		const gemm_ahead ahead = gemm_look_ahead<PORTABLE_TN>(a, seg.tile, threadIdx.x);
+
 		tile_place(a, seg.tile, strip, mt);
 		const gemm_shard &sh = a.shard[shard_of(a, strip)];
 		const size_t row_bytes = (size_t)sh.tiles_n * (S::ROW_BYTES / 8);
-		const char *w = (const char *)sh.trellis + (size_t)(strip - sh.strip0) * S::ROW_BYTES;
+		const char *w =
+			(const char *)sh.trellis + (size_t)(strip - sh.strip0) * S::ROW_BYTES;
 		const uint8_t *x = a.image + sh.image * a.image_bytes +
 				   (size_t)mt * (a.k / PORTABLE_STEP) * S::X_BYTES;
 
@@ -91,7 +96,8 @@ __global__ void __launch_bounds__(PORTABLE_THREADS) gemm_portable(const __grid_c
 		for (int i = 0; i < PORTABLE_TN / 2; i++)
 			d[i] = 0.0f;
 		for (int i = 0; i < PORTABLE_STAGES - 1; i++)
-			portable_copy(sm, i, x, w, row_bytes, seg.begin + i, seg.begin + i < seg.end);
+			portable_copy(sm, i, x, w, row_bytes, seg.begin + i,
+				      seg.begin + i < seg.end);
 		int s = 0;
 
 #pragma unroll 1
@@ -100,8 +106,8 @@ __global__ void __launch_bounds__(PORTABLE_THREADS) gemm_portable(const __grid_c
 			__syncthreads(); /* stage s is there; the stage before it is free */
 			const uint32_t ahead = step + PORTABLE_STAGES - 1;
 
-			portable_copy(sm, (s + PORTABLE_STAGES - 1) % PORTABLE_STAGES, x, w, row_bytes, ahead,
-				      ahead < seg.end);
+			portable_copy(sm, (s + PORTABLE_STAGES - 1) % PORTABLE_STAGES, x, w,
+				      row_bytes, ahead, ahead < seg.end);
 			const uint32_t *tile = (const uint32_t *)sm.w[s] + warp * run<RATE2>::WORDS;
 			const uint32_t xs = smem_addr(sm.x[s]);
 
@@ -127,16 +133,17 @@ __global__ void __launch_bounds__(PORTABLE_THREADS) gemm_portable(const __grid_c
 			s = s + 1 == PORTABLE_STAGES ? 0 : s + 1;
 		}
 		__syncthreads(); /* the next segment's copies overwrite stages that others still read */
-		gemm_finish<PORTABLE_TN, PORTABLE_WARPS>(a, sm.e, seg, d, warp, lane);
+		gemm_finish<PORTABLE_TN, PORTABLE_WARPS>(a, sm.e, seg, ahead, d, warp, lane);
 	}
+	gemm_collect<PORTABLE_TN, PORTABLE_WARPS>(a, sm.e, warp, lane);
 }
 
 static const void *kernel_of(uint32_t rate2, uint32_t codebook, int &smem_bytes)
 {
-#define RATE(r, cb)                                          \
-	if (rate2 == r && codebook == cb) {                  \
-		smem_bytes = (int)sizeof(portable_smem<r>);  \
-		return (const void *)gemm_portable<r, cb>;   \
+#define RATE(r, cb)                                         \
+	if (rate2 == r && codebook == cb) {                 \
+		smem_bytes = (int)sizeof(portable_smem<r>); \
+		return (const void *)gemm_portable<r, cb>;  \
 	}
 	EXL3_GEMM_RATES(RATE)
 #undef RATE
@@ -177,15 +184,15 @@ int exl3_gemm_portable_launch(const struct exl3_cuda_linear *a, cudaStream_t str
 	while (exl3::gemm_next_group(a, p, exl3::PORTABLE_STEP, done, g, rate2, codebook)) {
 		int smem = 0;
 		const void *kernel = exl3::kernel_of(rate2, codebook, smem);
-		void *params[] = { &g };
+		void *params[] = {&g};
 
 		if (!kernel)
 			return -EOPNOTSUPP;
-		if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem) !=
-		    cudaSuccess)
+		if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+					 smem) != cudaSuccess)
 			return -EIO;
-		if (cudaLaunchKernel(kernel, dim3(g.blocks), dim3(exl3::PORTABLE_THREADS), params, smem,
-				     stream) != cudaSuccess)
+		if (cudaLaunchKernel(kernel, dim3(g.blocks), dim3(exl3::PORTABLE_THREADS), params,
+				     smem, stream) != cudaSuccess)
 			return -EIO;
 	}
 	return 0;

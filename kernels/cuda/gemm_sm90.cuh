@@ -4,8 +4,8 @@
  *
  *       Y^T [128 x TN] += W^T [128 x k] X^T [k x TN]        (formula, tiles, schedule: gemm.cuh)
  *
- *   block   WK * 2 consumer warpgroups and one producer (its first warp works); warpgroup (kh, nh) has columns 64nh..+63
- *           and the k16 steps 4kh..4kh+3 of a stage
+ *   block   WK * 2 consumer warpgroups and one producer (one thread works); warpgroup (kh, nh) has
+ *           columns 64nh..+63 and the k16 steps 4kh..4kh+3 of a stage
  *   stage   64 * WK of k: X [WK][TN rows x 128 bytes], swizzled; trellis [4 WK k-tiles][8 n-tiles]
  *   warp    n-tile w of its warpgroup: lane L decodes weights 8L..8L+7 of it into four registers, which
  *           are its part of A; B is the X block in shared memory
@@ -14,14 +14,14 @@
  *   consumer    | wait full s | decode 0 | wgmma 0 | decode 1 | wgmma 1, wait 0 | decode 2 | ...
  *
  * Two sets of A registers: the decode of one step runs beside the wgmma of the step before. The trellis
- * of the first stages is fetched before the wait for the input transform (programmatic launch).
+ * of the first stages is fetched while the input transform still runs (programmatic launch).
  */
 #ifndef EXL3_CUDA_GEMM_SM90_CUH
 #define EXL3_CUDA_GEMM_SM90_CUH
 
 #include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/gemm_decode.cuh"
 #include "kernels/cuda/gemm_variants.h"
-#include "kernels/cuda/trellis.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace exl3
@@ -29,70 +29,43 @@ namespace exl3
 
 template <int RATE2, int TN, int WK, int BLOCKS> struct gemm_shape {
 	static constexpr int CONSUMERS = 8 * WK; /* warps */
-	static constexpr int THREADS   = 32 * (CONSUMERS + 4);
+	static constexpr int THREADS = 32 * (CONSUMERS + 4);
 	/* Registers per thread: at entry, then the producer's surplus goes to the consumers. */
-	static constexpr int REGS_ENTRY    = 65536 / (THREADS * BLOCKS) / 8 * 8;
+	static constexpr int REGS_ENTRY = 65536 / (THREADS * BLOCKS) / 8 * 8;
 	static constexpr int REGS_PRODUCER = 24;
 	static constexpr int REGS_CONSUMER =
 		(REGS_ENTRY * (2 * WK + 1) - REGS_PRODUCER) / (2 * WK) / 8 * 8;
-	static constexpr int STEP      = 64 * WK;
-	static constexpr int X_BYTES   = WK * TN * 128;
+	static constexpr int STEP = 64 * WK;
+	static constexpr int X_BYTES = WK * TN * 128;
 	static constexpr int ROW_BYTES = 8 * 16 * RATE2; /* trellis of one k-tile and 128 columns */
-	static constexpr int ROWS      = 4 * WK;
-	static constexpr int W_BYTES   = ROWS * ROW_BYTES;
-	static constexpr int STAGE     = (X_BYTES + W_BYTES + 1023) / 1024 * 1024;
+	static constexpr int ROWS = 4 * WK;
+	static constexpr int W_BYTES = ROWS * ROW_BYTES;
+	static constexpr int STAGE = (X_BYTES + W_BYTES + 1023) / 1024 * 1024;
 	/* 227 KB per block, 228 KB per SM, 1 KB reserved per block. */
 	static constexpr int BUDGET = (228 * 1024 / BLOCKS - 1024) / 1024 * 1024;
-	static constexpr int FIXED  = (int)sizeof(gemm_epilogue<TN>);
-	static constexpr int FIT    = (BUDGET - FIXED - 256) / STAGE;
+	static constexpr int FIXED = (int)sizeof(gemm_epilogue<TN>);
+	static constexpr int FIT = (BUDGET - FIXED - 256) / STAGE;
 	static constexpr int STAGES = FIT > 12 ? 12 : FIT;
-	static constexpr int BYTES  = FIXED + STAGES * STAGE + 16 * STAGES + 8;
+	static constexpr int BYTES = FIXED + STAGES * STAGE + 16 * STAGES + 8;
 
 	static_assert(STAGES >= 3, "too little shared memory for a pipeline");
 	static_assert(TN * 128 % 1024 == 0, "a wgmma operand begins at a multiple of 1024 bytes");
 };
-
-/*
- * Two weights as fp16. The adds take their operands as low and high half of one register each, which
- * costs one PRMT less than trellis.cuh's pair() and spreads over both pipes.
- */
-template <int CB> static __device__ __forceinline__ uint32_t pair_select(uint32_t w0, uint32_t w1)
-{
-	if (CB == CB_MUL1)
-		return pair<CB>(w0, w1);
-	uint32_t x0 = halves<CB == CB_MUL1 ? CB_MCG : CB>(w0), x1 = halves<CB == CB_MUL1 ? CB_MCG : CB>(w1);
-	__half2 a = *(__half2 *)&x0, b = *(__half2 *)&x1;
-	__half2 h = __halves2half2(__hadd(__low2half(a), __high2half(a)),
-				   __hadd(__low2half(b), __high2half(b)));
-
-	return *(uint32_t *)&h;
-}
-
-template <int RATE2, int CB>
-static __device__ __forceinline__ void decode_a(const uint32_t (&v)[run<RATE2>::NV], uint32_t (&a)[4])
-{
-	uint32_t w[8];
-
-	windows<RATE2, 1>(v, w);
-	a[0] = pair_select<CB>(w[0], w[1]);
-	a[1] = pair_select<CB>(w[4], w[5]);
-	a[2] = pair_select<CB>(w[2], w[3]);
-	a[3] = pair_select<CB>(w[6], w[7]);
-}
 
 /* One lane of a converged warp, always the same; the compiler knows that it is only one. */
 static __device__ __forceinline__ bool elect_one()
 {
 	uint32_t p;
 
-	asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(p));
+	asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }"
+		     : "=r"(p));
 	return p;
 }
 
 /* One thread. Addresses are the same for all lanes, so copies issue from uniform registers back to back. */
 template <class S>
-static __device__ __forceinline__ void gemm_produce(const gemm_args &a, uint32_t base, uint32_t full,
-						    uint32_t empty)
+static __device__ __forceinline__ void gemm_produce(const gemm_args &a, uint32_t base,
+						    uint32_t full, uint32_t empty)
 {
 	gemm_segment seg;
 	uint32_t strip, mt;
@@ -129,8 +102,8 @@ static __device__ __forceinline__ void gemm_produce(const gemm_args &a, uint32_t
 					mbar_expect(bar, S::X_BYTES + S::W_BYTES);
 #pragma unroll
 					for (int r = 0; r < S::ROWS; r++)
-						bulk_load(to + S::X_BYTES + r * S::ROW_BYTES, w + r * row_bytes,
-							  S::ROW_BYTES, bar);
+						bulk_load(to + S::X_BYTES + r * S::ROW_BYTES,
+							  w + r * row_bytes, S::ROW_BYTES, bar);
 				}
 				if (round == 1)
 					bulk_load(to, x, S::X_BYTES, bar);
@@ -178,6 +151,11 @@ __global__ void __launch_bounds__((gemm_shape<RATE2, TN, WK, BLOCKS>::THREADS), 
 	asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::REGS_CONSUMER));
 
 	const int slice = warp & 7, kh = warp >> 3;
+	/* This warp's tile and B operand in stage 0; all else is an offset to them. */
+	const uint32_t *w0 =
+		(const uint32_t *)(stages + S::X_BYTES) + (kh * 4 * 8 + slice) * run<RATE2>::WORDS;
+	const uint64_t desc = wgmma_desc(smem_addr(stages) + kh * TN * 128);
+	const uint32_t desc_hi = (uint32_t)(desc >> 32), desc_lo0 = (uint32_t)desc;
 	gemm_walk walk = walk_begin(a, blockIdx.x);
 	gemm_segment seg;
 	uint32_t s = 0, parity = 0;
@@ -185,33 +163,40 @@ __global__ void __launch_bounds__((gemm_shape<RATE2, TN, WK, BLOCKS>::THREADS), 
 
 	grid_wait();
 	while (walk_next(a, walk, seg)) {
+		const gemm_ahead ahead = gemm_look_ahead<TN>(a, seg.tile, threadIdx.x & 255);
+		uint32_t before = S::STAGES;
+
 #pragma unroll
 		for (int i = 0; i < TN / 2; i++)
 			d[i] = 0.0f;
-		uint32_t before = S::STAGES;
-
 #pragma unroll 1
 		for (uint32_t step = seg.begin; step < seg.end; step++) {
-			uint8_t *st = stages + s * S::STAGE;
-			const uint32_t *w =
-				(const uint32_t *)(st + S::X_BYTES) + (kh * 4 * 8 + slice) * run<RATE2>::WORDS;
-			const uint64_t b = wgmma_desc(smem_addr(st + kh * TN * 128));
-			uint32_t frag[2][GROUP][4];
+			const uint32_t *w = w0 + s * (S::STAGE / 4);
+			const uint32_t desc_lo = desc_lo0 + s * (S::STAGE / 16);
+			uint32_t frag[2][GROUP][4], v[GROUP][run<RATE2>::NV];
 
 			mbar_wait(full + 8 * s, parity);
 #pragma unroll
+			for (int i = 0; i < GROUP; i++)
+				load_run<RATE2>(w + i * 8 * run<RATE2>::WORDS, lane, v[i]);
+#pragma unroll
 			for (int g = 0; g < 4 / GROUP; g++) {
 #pragma unroll
-				for (int i = 0; i < GROUP; i++) {
-					uint32_t v[run<RATE2>::NV];
-
-					load_run<RATE2>(w + (g * GROUP + i) * 8 * run<RATE2>::WORDS, lane, v);
-					decode_a<RATE2, CB>(v, frag[g & 1][i]);
-				}
+				for (int i = 0; i < GROUP; i++)
+					decode_a<RATE2, CB>(v[i], frag[g & 1][i]);
+				/* The next words arrive while the wgmma before is waited for. */
+				if (g + 1 < 4 / GROUP)
+#pragma unroll
+					for (int i = 0; i < GROUP; i++)
+						load_run<RATE2>(w + ((g + 1) * GROUP + i) * 8 *
+										run<RATE2>::WORDS,
+								lane, v[i]);
 				wgmma_fence();
 #pragma unroll
 				for (int i = 0; i < GROUP; i++)
-					wgmma<TN>::rs(d, frag[g & 1][i], b + 2 * (g * GROUP + i));
+					wgmma<TN>::rs(d, frag[g & 1][i],
+						      (uint64_t)desc_hi << 32 |
+							      (desc_lo + 2 * (g * GROUP + i)));
 				wgmma_commit();
 				wgmma_wait<1>();
 				/* The stage before is done with: its last wgmma has just been waited for. */
@@ -228,27 +213,28 @@ __global__ void __launch_bounds__((gemm_shape<RATE2, TN, WK, BLOCKS>::THREADS), 
 		wgmma_hold(d);
 		if (lane == 0)
 			mbar_arrive(empty + 8 * before);
-		gemm_finish<TN, S::CONSUMERS>(a, e, seg, d, warp, lane);
+		gemm_finish<TN, S::CONSUMERS>(a, e, seg, ahead, d, warp, lane);
 	}
+	gemm_collect<TN, S::CONSUMERS>(a, e, warp, lane);
 #endif
 }
 
 } // namespace exl3
 
 /* One instance file per bitrate and codebook: which variants it has. */
-#define EXL3_GEMM_CASE(name, tn, wk, blocks, group)                                                \
-	case EXL3_GEMM_##name:                                                                     \
-		return { (const void *)exl3::gemm_sm90<RATE2, CB, tn, wk, blocks, group>,          \
-			 exl3::gemm_shape<RATE2, tn, wk, blocks>::BYTES,                           \
-			 exl3::gemm_shape<RATE2, tn, wk, blocks>::THREADS };
-#define EXL3_GEMM_INSTANTIATE(rate2, cb, VARIANTS)                                                 \
-	struct exl3_gemm_entry exl3_gemm_r##rate2##_cb##cb(int variant)                            \
-	{                                                                                          \
-		constexpr int RATE2 = rate2, CB = cb;                                              \
-		switch (variant) {                                                                 \
-			VARIANTS(EXL3_GEMM_CASE)                                                   \
-		}                                                                                  \
-		return {};                                                                         \
+#define EXL3_GEMM_CASE(name, tn, wk, blocks, group)                                      \
+	case EXL3_GEMM_##name:                                                           \
+		return {(const void *)exl3::gemm_sm90<RATE2, CB, tn, wk, blocks, group>, \
+			exl3::gemm_shape<RATE2, tn, wk, blocks>::BYTES,                  \
+			exl3::gemm_shape<RATE2, tn, wk, blocks>::THREADS};
+#define EXL3_GEMM_INSTANTIATE(rate2, cb, VARIANTS)                      \
+	struct exl3_gemm_entry exl3_gemm_r##rate2##_cb##cb(int variant) \
+	{                                                               \
+		constexpr int RATE2 = rate2, CB = cb;                   \
+		switch (variant) {                                      \
+			VARIANTS(EXL3_GEMM_CASE)                        \
+		}                                                       \
+		return {};                                              \
 	}
 
 #endif

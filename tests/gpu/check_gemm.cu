@@ -16,13 +16,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CUDA(call)                                                                         \
-	do {                                                                               \
-		cudaError_t err_ = (call);                                                 \
-		if (err_ != cudaSuccess) {                                                 \
+#define CUDA(call)                                                                           \
+	do {                                                                                 \
+		cudaError_t err_ = (call);                                                   \
+		if (err_ != cudaSuccess) {                                                   \
 			printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(err_)); \
-			exit(1);                                                           \
-		}                                                                          \
+			exit(1);                                                             \
+		}                                                                            \
 	} while (0)
 
 static int sms, cc;
@@ -48,14 +48,16 @@ static __host__ __device__ float noise(uint32_t seed, uint32_t i)
 
 __global__ void fill_words(uint32_t *p, size_t n, uint32_t seed)
 {
-	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+	     i += (size_t)gridDim.x * blockDim.x)
 		p[i] = hash32((uint32_t)i * 2654435761u + seed);
 }
 
 /* Scales as checkpoints have them: random signs, magnitudes around one. */
 __global__ void fill_scale(__half *p, uint32_t n, uint32_t seed)
 {
-	for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+	for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n;
+	     i += gridDim.x * blockDim.x) {
 		float v = 1.0f + 0.5f * noise(seed, i);
 
 		p[i] = __float2half(hash32(i ^ seed) & 1 ? v : -v);
@@ -87,7 +89,8 @@ static __device__ void store_any(void *p, int dtype, size_t i, float v)
 		((__half *)p)[i] = __float2half(v);
 }
 
-__global__ void fill_x(void *p, int dtype, uint32_t m, uint32_t k, uint32_t pitch, float scale, uint32_t seed)
+__global__ void fill_x(void *p, int dtype, uint32_t m, uint32_t k, uint32_t pitch, float scale,
+		       uint32_t seed)
 {
 	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < (size_t)m * k;
 	     i += (size_t)gridDim.x * blockDim.x) {
@@ -95,7 +98,8 @@ __global__ void fill_x(void *p, int dtype, uint32_t m, uint32_t k, uint32_t pitc
 		/* Rows of different size, so that a scale applied to the wrong row shows. */
 		float s = scale * (1.0f + (row & 3));
 
-		store_any((char *)p + (size_t)row * pitch, dtype, col, s * noise(seed, (uint32_t)i));
+		store_any((char *)p + (size_t)row * pitch, dtype, col,
+			  s * noise(seed, (uint32_t)i));
 	}
 }
 
@@ -104,13 +108,15 @@ static __device__ double code_value(uint32_t window, int codebook)
 	uint32_t x = exl3_code_product(window, codebook);
 
 	if (codebook == 2)
-		return __half2float(__double2half((1774.0 * exl3_code_bytesum(x) - 905216.0) / 262144.0));
+		return __half2float(
+			__double2half((1774.0 * exl3_code_bytesum(x) - 905216.0) / 262144.0));
 	x = exl3_code_halves(x);
-	return __half2float(__hadd(__ushort_as_half((unsigned short)x), __ushort_as_half((unsigned short)(x >> 16))));
+	return __half2float(__hadd(__ushort_as_half((unsigned short)x),
+				   __ushort_as_half((unsigned short)(x >> 16))));
 }
 
-__global__ void ref_input(const void *x, int dtype, uint32_t pitch, uint32_t m, uint32_t k, uint32_t k_log,
-			  const __half *suh, double *out)
+__global__ void ref_input(const void *x, int dtype, uint32_t pitch, uint32_t m, uint32_t k,
+			  uint32_t k_log, const __half *suh, double *out)
 {
 	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < (size_t)m * k;
 	     i += (size_t)gridDim.x * blockDim.x) {
@@ -128,8 +134,8 @@ __global__ void ref_input(const void *x, int dtype, uint32_t pitch, uint32_t m, 
 }
 
 /* One block per 16 columns and 16 rows; a thread sums one output. */
-__global__ void ref_product(const double *x, const uint32_t *trellis, int rate2, int codebook, uint32_t m,
-			    uint32_t k, uint32_t n, double *out)
+__global__ void ref_product(const double *x, const uint32_t *trellis, int rate2, int codebook,
+			    uint32_t m, uint32_t k, uint32_t n, double *out)
 {
 	__shared__ double w[16][16];
 	const uint32_t col = threadIdx.x & 15, r = threadIdx.x >> 4, row = blockIdx.y * 16 + r;
@@ -150,7 +156,8 @@ __global__ void ref_product(const double *x, const uint32_t *trellis, int rate2,
 		out[(size_t)row * n + blockIdx.x * 16 + col] = sum;
 }
 
-__global__ void ref_output(const double *d, const __half *svh, const float *bias, uint32_t m, uint32_t n, double *out)
+__global__ void ref_output(const double *d, const __half *svh, const float *bias, uint32_t m,
+			   uint32_t n, double *out)
 {
 	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < (size_t)m * n;
 	     i += (size_t)gridDim.x * blockDim.x) {
@@ -162,13 +169,14 @@ __global__ void ref_output(const double *d, const __half *svh, const float *bias
 
 			sum += __popc(j & (col & 127)) & 1 ? -v : v;
 		}
-		out[i] = sum * EXL3_INV_SQRT128 * (double)__half2float(svh[col]) + (bias ? bias[col] : 0.0);
+		out[i] = sum * EXL3_INV_SQRT128 * (double)__half2float(svh[col]) +
+			 (bias ? bias[col] : 0.0);
 	}
 }
 
 /* stat: sum of squared error, of squares, largest error beyond half an ulp of the output, wrong non-finite. */
-__global__ void compare(const void *y, int dtype, uint32_t pitch, uint32_t col0, const double *ref, uint32_t m,
-			uint32_t n_log, uint32_t n, double *stat)
+__global__ void compare(const void *y, int dtype, uint32_t pitch, uint32_t col0, const double *ref,
+			uint32_t m, uint32_t n_log, uint32_t n, double *stat)
 {
 	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < (size_t)m * n_log;
 	     i += (size_t)gridDim.x * blockDim.x) {
@@ -186,7 +194,8 @@ __global__ void compare(const void *y, int dtype, uint32_t pitch, uint32_t col0,
 			s = 1.0 / (1.0 + s);
 			atomicAdd(&stat[0], err * err * s * s);
 			atomicAdd(&stat[1], want * want * s * s);
-			atomicMax((unsigned long long *)&stat[2], (unsigned long long)__double_as_longlong(err * s));
+			atomicMax((unsigned long long *)&stat[2],
+				  (unsigned long long)__double_as_longlong(err * s));
 		}
 	}
 }
@@ -209,9 +218,13 @@ static const void *device_alloc(size_t bytes)
 	return p;
 }
 
-static uint32_t elem(int dtype) { return dtype == EXL3_F32 ? 4 : 2; }
+static uint32_t elem(int dtype)
+{
+	return dtype == EXL3_F32 ? 4 : 2;
+}
 
-static struct exl3_matrix make_matrix(uint32_t k_log, uint32_t n_log, int rate2, int codebook, bool bias, uint32_t seed)
+static struct exl3_matrix make_matrix(uint32_t k_log, uint32_t n_log, int rate2, int codebook,
+				      bool bias, uint32_t seed)
 {
 	struct exl3_matrix w = {};
 
@@ -257,10 +270,12 @@ static int run_case(const test_case &t, const char *only)
 		cols += t.n_log;
 	}
 	const uint32_t k = a.shard[0].k, n = a.shard[0].n;
-	const uint32_t y_pitch = (cols * elem(t.y_dtype) + 15) / 16 * 16 + 32; /* 32 bytes of canary */
+	const uint32_t y_pitch =
+		(cols * elem(t.y_dtype) + 15) / 16 * 16 + 32; /* 32 bytes of canary */
 	const size_t y_bytes = (size_t)t.m * y_pitch;
 	void *x = (void *)device_alloc((size_t)t.m * x_pitch), *y = (void *)device_alloc(y_bytes);
-	double *xr = (double *)device_alloc((size_t)t.m * k * 8), *d = (double *)device_alloc((size_t)t.m * n * 8);
+	double *xr = (double *)device_alloc((size_t)t.m * k * 8),
+	       *d = (double *)device_alloc((size_t)t.m * n * 8);
 	double *ref[EXL3_CUDA_SHARDS_MAX] = {};
 	double *stat = (double *)device_alloc(32);
 	struct exl3_cuda_row *rows = NULL;
@@ -269,11 +284,13 @@ static int run_case(const test_case &t, const char *only)
 	fill_x<<<sms * 4, 256>>>(x, t.x_dtype, t.m, t.k_log, x_pitch, t.scale, 5);
 	for (uint32_t i = 0; i < t.shards; i++) {
 		ref[i] = (double *)device_alloc((size_t)t.m * n * 8);
-		ref_input<<<sms * 8, 256>>>(x, t.x_dtype, x_pitch, t.m, k, t.k_log, (const __half *)a.shard[i].suh, xr);
-		ref_product<<<dim3(n / 16, (t.m + 15) / 16), 256>>>(xr, (const uint32_t *)a.shard[i].trellis,
-								    a.shard[i].rate2, a.shard[i].codebook, t.m, k, n, d);
-		ref_output<<<sms * 8, 256>>>(d, (const __half *)a.shard[i].svh, (const float *)a.shard[i].bias, t.m, n,
-					     ref[i]);
+		ref_input<<<sms * 8, 256>>>(x, t.x_dtype, x_pitch, t.m, k, t.k_log,
+					    (const __half *)a.shard[i].suh, xr);
+		ref_product<<<dim3(n / 16, (t.m + 15) / 16), 256>>>(
+			xr, (const uint32_t *)a.shard[i].trellis, a.shard[i].rate2,
+			a.shard[i].codebook, t.m, k, n, d);
+		ref_output<<<sms * 8, 256>>>(d, (const __half *)a.shard[i].svh,
+					     (const float *)a.shard[i].bias, t.m, n, ref[i]);
 	}
 	CUDA(cudaDeviceSynchronize());
 
@@ -311,7 +328,8 @@ static int run_case(const test_case &t, const char *only)
 			continue;
 		a.ws_bytes = kn->ws_bytes(&a);
 		CUDA(cudaMalloc(&a.ws, a.ws_bytes));
-		CUDA(cudaMemset(a.ws, 0xff, a.ws_bytes)); /* workspace needs zeros at its beginning only */
+		CUDA(cudaMemset(a.ws, 0xff,
+				a.ws_bytes)); /* workspace needs zeros at its beginning only */
 		CUDA(cudaMemset(a.ws, 0, EXL3_CUDA_WS_ZERO));
 		for (int pass = 0; pass < 2; pass++) {
 			CUDA(cudaMemset(y, 0x5a, y_bytes));
@@ -322,7 +340,8 @@ static int run_case(const test_case &t, const char *only)
 			cudaError_t err = cudaDeviceSynchronize();
 
 			if (err != cudaSuccess) {
-				printf("FAIL %s m %u: %s\n", kn->name, t.m, cudaGetErrorString(err));
+				printf("FAIL %s m %u: %s\n", kn->name, t.m,
+				       cudaGetErrorString(err));
 				exit(1);
 			}
 			CUDA(cudaMemcpy(pass ? again : host, y, y_bytes, cudaMemcpyDeviceToHost));
@@ -335,7 +354,8 @@ static int run_case(const test_case &t, const char *only)
 					why = "wrote beyond the row";
 		for (uint32_t i = 0; i < t.shards; i++) {
 			CUDA(cudaMemset(stat, 0, 32));
-			compare<<<sms * 4, 256>>>(y, t.y_dtype, y_pitch, i * t.n_log, ref[i], t.m, t.n_log, n, stat);
+			compare<<<sms * 4, 256>>>(y, t.y_dtype, y_pitch, i * t.n_log, ref[i], t.m,
+						  t.n_log, n, stat);
 			CUDA(cudaMemcpy(s, stat, 32, cudaMemcpyDeviceToHost));
 			const double scale = sqrt(s[1] / ((double)t.m * t.n_log));
 
@@ -354,10 +374,11 @@ static int run_case(const test_case &t, const char *only)
 			why = "inexact";
 		if (why)
 			failed++;
-		printf("%s %-13s r2 %2d/%2d cb %d/%d m %4u k %5u n %5u x%u dtypes %d %d%s: max %.1e rms %.1e%s%s\n",
-		       why ? "FAIL" : "ok  ", kn->name, t.rate2, t.rate2_b, t.codebook, t.codebook_b, t.m, t.k_log,
-		       t.n_log, t.shards, t.x_dtype, t.y_dtype, t.table ? " table" : "", worst, rms, why ? "  " : "",
-		       why ? why : "");
+		printf("%s %-13s r2 %2d/%2d cb %d/%d m %4u k %5u n %5u x%u dtypes %d %d%s: max "
+		       "%.1e rms %.1e%s%s\n",
+		       why ? "FAIL" : "ok  ", kn->name, t.rate2, t.rate2_b, t.codebook,
+		       t.codebook_b, t.m, t.k_log, t.n_log, t.shards, t.x_dtype, t.y_dtype,
+		       t.table ? " table" : "", worst, rms, why ? "  " : "", why ? why : "");
 		CUDA(cudaFree(a.ws));
 	}
 	for (uint32_t i = 0; i < t.shards; i++) {
@@ -377,20 +398,22 @@ static int run_case(const test_case &t, const char *only)
 
 static int check(const char *only)
 {
-	static const uint32_t ms[] = { 1, 7, 32, 33, 64, 100, 129, 257, 600 };
+	static const uint32_t ms[] = {1, 7, 32, 33, 64, 100, 129, 257, 600};
 	int failed = 0;
 
 	/* Every bitrate and codebook. */
 	for (int cb = 0; cb < 3; cb++)
 		for (int r2 = EXL3_RATE2_MIN; r2 <= EXL3_RATE2_MAX; r2++)
 			if (exl3_rate_valid(r2, cb)) {
-				test_case t = { 70, 512, 256, 1, r2, cb, r2, cb, EXL3_F16, EXL3_F32, 1.0f, false, false };
+				test_case t = {70, 512,      256,      1,    r2,    cb,   r2,
+					       cb, EXL3_F16, EXL3_F32, 1.0f, false, false};
 
 				failed += run_case(t, only);
 			}
 	/* Row counts around tile edges; ragged sizes, bias, all types. */
 	for (size_t i = 0; i < sizeof(ms) / sizeof(ms[0]); i++) {
-		test_case t = { ms[i], 1024, 640, 1, 8, 1, 8, 1, EXL3_BF16, EXL3_BF16, 1.0f, false, true };
+		test_case t = {ms[i], 1024,      640,       1,    8,     1,   8,
+			       1,     EXL3_BF16, EXL3_BF16, 1.0f, false, true};
 
 		failed += run_case(t, only);
 		t.k_log = 1000;
@@ -400,20 +423,20 @@ static int check(const char *only)
 		failed += run_case(t, only);
 	}
 	/* Mixed shards, row table. */
-	test_case mixed = { 50, 384, 200, 3, 8, 1, 7, 2, EXL3_F16, EXL3_F32, 1.0f, true, true };
+	test_case mixed = {50, 384, 200, 3, 8, 1, 7, 2, EXL3_F16, EXL3_F32, 1.0f, true, true};
 
 	failed += run_case(mixed, only);
 	/* Many tiles per block; values beyond the range of f16 and far below it. */
-	test_case large = { 1500, 256, 6400, 1, 8, 1, 8, 1, EXL3_F16, EXL3_F16, 1.0f, false, false };
+	test_case large = {1500, 256, 6400, 1, 8, 1, 8, 1, EXL3_F16, EXL3_F16, 1.0f, false, false};
 
 	failed += run_case(large, only);
-	test_case huge = { 40, 2048, 256, 1, 8, 2, 8, 2, EXL3_BF16, EXL3_F32, 1e6f, false, false };
+	test_case huge = {40, 2048, 256, 1, 8, 2, 8, 2, EXL3_BF16, EXL3_F32, 1e6f, false, false};
 
 	failed += run_case(huge, only);
 	huge.scale = 1e-8f;
 	failed += run_case(huge, only);
 	/* A long k that many blocks share. */
-	test_case deep = { 130, 17408, 128, 1, 12, 1, 12, 1, EXL3_F16, EXL3_F32, 1.0f, false, false };
+	test_case deep = {130, 17408, 128, 1, 12, 1, 12, 1, EXL3_F16, EXL3_F32, 1.0f, false, false};
 
 	failed += run_case(deep, only);
 	printf("%d failed\n", failed);
@@ -423,7 +446,8 @@ static int check(const char *only)
 /* ---- bench ---- */
 
 /* The time of an unquantized product in bf16, us; -1 without cuBLAS. */
-static float library_time(uint32_t m, uint32_t n, uint32_t k, const void *x, void *y, cudaStream_t stream)
+static float library_time(uint32_t m, uint32_t n, uint32_t k, const void *x, void *y,
+			  cudaStream_t stream)
 {
 	const size_t bytes = (size_t)n * k * 2;
 	const int copies = (int)(200000000 / bytes + 2), launches = 2 * copies;
@@ -440,8 +464,8 @@ static float library_time(uint32_t m, uint32_t n, uint32_t k, const void *x, voi
 	for (int rep = 0; rep < 4 && !r; rep++) {
 		CUDA(cudaEventRecord(from, stream));
 		for (int i = 0; i < launches && !r; i++)
-			r = exl3_gemm_library(m, n, k, x, k, w + (size_t)(i % copies) * n * k, k, y, n, EXL3_BF16,
-					      EXL3_BF16, ws, stream);
+			r = exl3_gemm_library(m, n, k, x, k, w + (size_t)(i % copies) * n * k, k, y,
+					      n, EXL3_BF16, EXL3_BF16, ws, stream);
 		CUDA(cudaEventRecord(to, stream));
 		CUDA(cudaStreamSynchronize(stream));
 		CUDA(cudaEventElapsedTime(&ms, from, to));
@@ -463,11 +487,11 @@ struct bench_shape {
 static int bench(const char *part, int nr_m, char **m_args)
 {
 	static const bench_shape shapes[] = {
-		{ 4096, 4096, 1, 8, 1 },   { 5120, 5120, 1, 8, 1 },  { 5120, 17408, 1, 8, 1 },
-		{ 17408, 5120, 1, 8, 1 },  { 5120, 17408, 2, 8, 1 }, { 5120, 17408, 1, 12, 1 },
-		{ 5120, 17408, 1, 8, 2 },
+		{4096, 4096, 1, 8, 1},  {5120, 5120, 1, 8, 1},  {5120, 17408, 1, 8, 1},
+		{17408, 5120, 1, 8, 1}, {5120, 17408, 2, 8, 1}, {5120, 17408, 1, 12, 1},
+		{5120, 17408, 1, 8, 2},
 	};
-	static const uint32_t default_m[] = { 32, 64, 128, 256, 512, 1024, 2048, 8192 };
+	static const uint32_t default_m[] = {32, 64, 128, 256, 512, 1024, 2048, 8192};
 	const uint32_t count = nr_m ? (uint32_t)nr_m : sizeof(default_m) / sizeof(default_m[0]);
 	cudaStream_t stream;
 	cudaEvent_t from, to;
@@ -487,7 +511,8 @@ static int bench(const char *part, int nr_m, char **m_args)
 		fill_x<<<sms * 4, 256>>>(x, EXL3_BF16, m_max, s.k, s.k * 2, 1.0f, 5);
 		for (uint32_t c = 0; c < copies; c++) {
 			for (uint32_t i = 0; i < s.shards; i++)
-				a[c].shard[i] = make_matrix(s.k, s.n, s.rate2, s.codebook, false, 31 * c + i);
+				a[c].shard[i] = make_matrix(s.k, s.n, s.rate2, s.codebook, false,
+							    31 * c + i);
 			a[c].nr_shards = s.shards;
 			a[c].x = x;
 			a[c].y = y;
@@ -500,9 +525,11 @@ static int bench(const char *part, int nr_m, char **m_args)
 		for (uint32_t mi = 0; mi < count; mi++) {
 			const uint32_t m = nr_m ? (uint32_t)atoi(m_args[mi]) : default_m[mi];
 
-			printf("%5ux%-5u x%u r2 %2d cb %d m %4u:", s.k, s.n, s.shards, s.rate2, s.codebook, m);
+			printf("%5ux%-5u x%u r2 %2d cb %d m %4u:", s.k, s.n, s.shards, s.rate2,
+			       s.codebook, m);
 			printf("  bf16 %.1f", library_time(m, s.n * s.shards, s.k, x, y, stream));
-			for (const struct exl3_cuda_linear_kernel *kn = exl3_cuda_gemm_kernels; kn->name; kn++) {
+			for (const struct exl3_cuda_linear_kernel *kn = exl3_cuda_gemm_kernels;
+			     kn->name; kn++) {
 				const uint32_t launches = m <= 512 ? 4 * copies : copies;
 				cudaGraph_t graph;
 				cudaGraphExec_t exec;
@@ -512,7 +539,11 @@ static int bench(const char *part, int nr_m, char **m_args)
 
 				for (uint32_t c = 0; c < copies; c++)
 					a[c].m = m;
-				if ((part && !strstr(kn->name, part)) || !kn->supports(&a[0]))
+				/* Tiles far smaller than m: slow and of no interest. */
+				const char *tokens = strstr(kn->name, "_n");
+
+				if ((part && !strstr(kn->name, part)) || !kn->supports(&a[0]) ||
+				    (tokens && (uint32_t)atoi(tokens + 2) * 8 < m))
 					continue;
 				const size_t ws_bytes = kn->ws_bytes(&a[0]);
 
@@ -522,7 +553,8 @@ static int bench(const char *part, int nr_m, char **m_args)
 					a[c].ws = ws;
 					a[c].ws_bytes = ws_bytes;
 				}
-				CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+				CUDA(cudaStreamBeginCapture(stream,
+							    cudaStreamCaptureModeThreadLocal));
 				for (uint32_t i = 0; i < launches && !r; i++)
 					r = kn->launch(&a[i % copies], stream);
 				CUDA(cudaStreamEndCapture(stream, &graph));
@@ -565,6 +597,7 @@ int main(int argc, char **argv)
 	sms = prop.multiProcessorCount;
 	cc = prop.major * 10 + prop.minor;
 	if (argc > 1 && !strcmp(argv[1], "bench"))
-		return bench(argc > 2 && strcmp(argv[2], "all") ? argv[2] : NULL, argc > 3 ? argc - 3 : 0, argv + 3);
+		return bench(argc > 2 && strcmp(argv[2], "all") ? argv[2] : NULL,
+			     argc > 3 ? argc - 3 : 0, argv + 3);
 	return check(argc > 2 ? argv[2] : NULL);
 }

@@ -2,4 +2,4 @@
 /* gemm_r10_cb0.cu - wgmma kernels: 3inst, 5 bits. */
 #include "kernels/cuda/gemm_sm90.cuh"
 
-EXL3_GEMM_INSTANTIATE(10, 0, EXL3_GEMM_VARIANTS_FEW)
+EXL3_GEMM_INSTANTIATE(10, 0, EXL3_GEMM_VARIANTS)

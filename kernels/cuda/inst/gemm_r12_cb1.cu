@@ -2,4 +2,4 @@
 /* gemm_r12_cb1.cu - wgmma kernels: mcg, 6 bits. */
 #include "kernels/cuda/gemm_sm90.cuh"
 
-EXL3_GEMM_INSTANTIATE(12, 1, EXL3_GEMM_VARIANTS_ALL)
+EXL3_GEMM_INSTANTIATE(12, 1, EXL3_GEMM_VARIANTS)

@@ -2,4 +2,4 @@
 /* gemm_r16_cb1.cu - wgmma kernels: mcg, 8 bits. */
 #include "kernels/cuda/gemm_sm90.cuh"
 
-EXL3_GEMM_INSTANTIATE(16, 1, EXL3_GEMM_VARIANTS_FEW)
+EXL3_GEMM_INSTANTIATE(16, 1, EXL3_GEMM_VARIANTS)

@@ -2,4 +2,4 @@
 /* gemm_r4_cb2.cu - wgmma kernels: mul1, 2 bits. */
 #include "kernels/cuda/gemm_sm90.cuh"
 
-EXL3_GEMM_INSTANTIATE(4, 2, EXL3_GEMM_VARIANTS_FEW)
+EXL3_GEMM_INSTANTIATE(4, 2, EXL3_GEMM_VARIANTS)

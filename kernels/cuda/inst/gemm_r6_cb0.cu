@@ -2,4 +2,4 @@
 /* gemm_r6_cb0.cu - wgmma kernels: 3inst, 3 bits. */
 #include "kernels/cuda/gemm_sm90.cuh"
 
-EXL3_GEMM_INSTANTIATE(6, 0, EXL3_GEMM_VARIANTS_FEW)
+EXL3_GEMM_INSTANTIATE(6, 0, EXL3_GEMM_VARIANTS)

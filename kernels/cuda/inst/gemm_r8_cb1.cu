@@ -2,4 +2,4 @@
 /* gemm_r8_cb1.cu - wgmma kernels: mcg, 4 bits. */
 #include "kernels/cuda/gemm_sm90.cuh"
 
-EXL3_GEMM_INSTANTIATE(8, 1, EXL3_GEMM_VARIANTS_ALL)
+EXL3_GEMM_INSTANTIATE(8, 1, EXL3_GEMM_VARIANTS)
