@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -15,7 +16,8 @@
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
-#define BACKLOG 128
+#define BACKLOG   128
+#define ORPHAN_NS 2000000000ull /* in which a worker without a supervisor has left */
 
 static int inherit(struct exl3_listener *l, int nr, struct exl3_error *err)
 {
@@ -75,21 +77,35 @@ static int take_lock(struct exl3_listener *l, struct exl3_error *err)
 	return exl3_errf(err, -EADDRINUSE, "%s comes and goes", l->lock);
 }
 
-/* With the lock held: a socket that still answers belongs to somebody without a lock (systemd's). */
+/* 1, 0, or -errno. */
+static int answers(const struct sockaddr_un *addr, struct exl3_error *err)
+{
+	exl3_auto(exl3_closep) int fd =
+		socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	if (fd < 0)
+		return exl3_errf(err, -errno, "socket: %m");
+	return connect(fd, (const struct sockaddr *)addr, sizeof(*addr)) == 0 || errno == EAGAIN;
+}
+
+/* With the lock held: a socket that still answers belongs to a worker that is about to follow its killed
+ * supervisor, or to somebody without a lock (systemd's). */
 static int remove_stale(const struct exl3_listener *l, const struct sockaddr_un *addr,
 			struct exl3_error *err)
 {
-	exl3_auto(exl3_closep) int fd = -1;
+	uint64_t until = exl3_now_ns() + ORPHAN_NS;
 	struct stat st;
+	int rc;
 
 	if (lstat(l->path, &st) < 0)
 		return errno == ENOENT ? 0 : exl3_errf(err, -errno, "%s: %m", l->path);
 	if (!S_ISSOCK(st.st_mode))
 		return exl3_errf(err, -EEXIST, "%s is there and is no socket", l->path);
-	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd < 0)
-		return exl3_errf(err, -errno, "socket: %m");
-	if (connect(fd, (const struct sockaddr *)addr, sizeof(*addr)) == 0 || errno == EAGAIN)
+	while ((rc = answers(addr, err)) > 0 && exl3_now_ns() < until)
+		poll(NULL, 0, 20);
+	if (rc < 0)
+		return rc;
+	if (rc > 0)
 		return exl3_errf(err, -EADDRINUSE, "another daemon serves on %s", l->path);
 	if (unlink(l->path) < 0 && errno != ENOENT)
 		return exl3_errf(err, -errno, "%s: cannot remove the stale socket: %m", l->path);

@@ -17,6 +17,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -65,7 +66,7 @@ static void tell(struct supervisor *s, struct exl3_sup_msg *msg, const char *tex
 /* ---- start ---- */
 
 /* In the child: only the two descriptors go on. */
-static void become_worker(struct supervisor *s, int control)
+static void become_worker(struct supervisor *s, int control, pid_t supervisor)
 {
 	char **argv = calloc((size_t)s->argc + 3, sizeof(*argv));
 	int listen_high = fcntl(s->listener.fd, F_DUPFD, 16),
@@ -74,6 +75,9 @@ static void become_worker(struct supervisor *s, int control)
 	if (!argv || listen_high < 0 || control_high < 0 ||
 	    dup2(listen_high, EXL3_WORKER_LISTEN_FD) < 0 ||
 	    dup2(control_high, EXL3_WORKER_CONTROL_FD) < 0)
+		_exit(1);
+	/* A worker that outlives its supervisor would keep the socket from the next daemon. */
+	if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != supervisor)
 		_exit(1);
 	close_range(EXL3_WORKER_CONTROL_FD + 1, ~0u, 0);
 	unsetenv("NOTIFY_SOCKET"); /* the supervisor alone speaks to systemd */
@@ -120,8 +124,8 @@ static void greet_worker(struct supervisor *s)
 
 static int start_worker(struct supervisor *s, struct exl3_error *err)
 {
+	pid_t supervisor = getpid(), pid;
 	int pair[2];
-	pid_t pid;
 
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
 		return exl3_errf(err, -errno, "socketpair: %m");
@@ -134,7 +138,7 @@ static int start_worker(struct supervisor *s, struct exl3_error *err)
 		return rc;
 	}
 	if (pid == 0)
-		become_worker(s, pair[1]);
+		become_worker(s, pair[1], supervisor);
 	close(pair[1]);
 	exl3_closep(&s->control_fd);
 	s->control_fd = pair[0];

@@ -281,6 +281,21 @@ def test_supervisor_killed(env):
     wait_for(lambda: not os.path.exists(f"/proc/{worker}") or zombie(worker), "the worker to end")
 
 
+def test_supervisor_killed_and_started_again(env):
+    """Whoever starts the next daemon at once finds the socket free, also from a worker that is busy."""
+    sock = env.path("again.sock")
+    models = (f"tiny-llama={env.model('tiny-llama')}",)
+    for _ in range(2 if env.short else 6):
+        d = env.daemon(models, sock=sock)
+        client = env.spawn(env.program("examples/tiny_llama"), "--socket", sock, "generate", "--prompt", "The",
+                           "--tokens", "480", "--temperature", "1", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        client.stdout.read(20)
+        os.kill(d.proc.pid, signal.SIGKILL)
+        d.proc.wait()
+    d = env.daemon(models, sock=sock)
+    equal(d.status()["clients"], 1, "clients of the last daemon")
+
+
 def zombie(pid):
     try:
         with open(f"/proc/{pid}/stat") as f:
