@@ -9,7 +9,7 @@
  * the launches. The read ceiling is measured first, in the same run. Errors are against a double
  * computation of one query of the first launch.
  */
-#include "bench/mla_variants.cuh"
+#include "kernels/cuda/mla_common.cuh"
 #include "kernels/cuda/mla_wgmma.cuh"
 
 #include <algorithm>
@@ -439,13 +439,6 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 		for (const struct exl3_cuda_mla_kernel *k = exl3_cuda_mla_kernels; k->name; k++)
 			if (takes(k, c, op, batch) && !is_general(k))
 				sweep_one(k->name, k->launch);
-		for (const auto &v : mla_variants)
-			if (batch >= 64 && c.cache == v.in->cache_dtype &&
-			    (int)c.dim == v.in->dim_cap && (int)c.value_dim == v.in->value_cap)
-				sweep_one(v.name,
-					  [&](const struct exl3_cuda_mla *a, cudaStream_t st) {
-						  return exl3_mla::launch(*v.in, a, st);
-					  });
 	}
 	must(cudaFree(op.cache), "free");
 	must(cudaFree(op.q), "free");

@@ -17,12 +17,13 @@ using namespace exl3_mla;
 
 namespace exl3_mla
 {
-#define EXL3_MLA_LIST(X)                                                                        \
-	X(mla_wide_bf16_576)                                                                    \
-	X(mla_wide_bf16_512)                                                                    \
-	X(mla_wide_f16_576) X(mla_wide_f16_512) X(mla_bf16_576) X(mla_bf16_512) X(mla_bf16_any) \
-		X(mla_bf16_small) X(mla_f16_576) X(mla_f16_512) X(mla_f16_any) X(mla_f16_small) \
-			X(mla_e4m3_576) X(mla_e4m3_512) X(mla_e4m3_any)
+#define EXL3_MLA_LIST(X)                                                                      \
+	X(mla_wide_bf16_576)                                                                  \
+	X(mla_wide_bf16_512)                                                                  \
+	X(mla_wide_f16_576)                                                                   \
+	X(mla_wide_f16_512) X(mla_bf16_576) X(mla_bf16_512) X(mla_bf16_any) X(mla_bf16_small) \
+		X(mla_f16_576) X(mla_f16_512) X(mla_f16_any) X(mla_f16_small) X(mla_e4m3_576) \
+			X(mla_e4m3_512) X(mla_e4m3_any)
 #define EXL3_MLA_DECLARE(name) extern const instance name;
 EXL3_MLA_LIST(EXL3_MLA_DECLARE)
 } // namespace exl3_mla
@@ -30,10 +31,9 @@ EXL3_MLA_LIST(EXL3_MLA_DECLARE)
 namespace
 {
 
-constexpr float CLUSTER_NS = 1000.0f,
-		CLUSTER16_NS = 2300.0f;                 /* 16 CTAs share one GPC's bandwidth */
-constexpr float GROUPS_NS = 1500.0f, GROUP_NS = 250.0f; /* at all, and each */
-constexpr float HBM_BYTES_PER_NS = 4200.0f;
+constexpr float CLUSTER16_NS = 1300.0f;                 /* 16 CTAs share one GPC's bandwidth */
+constexpr float GROUPS_NS = 4000.0f, GROUP_NS = 250.0f; /* merging through memory, and each group */
+constexpr float HBM_BYTES_PER_NS = 4200.0f, L2_BYTES_PER_NS = 5200.0f;
 
 struct split {
 	uint32_t cluster, groups;
@@ -107,11 +107,14 @@ uint32_t capacity(const instance &in, int sms, uint32_t s)
 	return (uint32_t)n;
 }
 
-struct split plan(const instance &in, uint64_t items, uint32_t topk, int sms, bool clusters)
+struct split plan(const instance &in, uint64_t items, uint32_t head_tiles, uint32_t topk, int sms,
+		  bool clusters)
 {
 	static const uint8_t sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 16};
-	const float row_ns =
-		(float)in.dim_cap * (in.cache_dtype == EXL3_E4M3 ? 1 : 2) / HBM_BYTES_PER_NS;
+	/* Head tiles of a query read the same rows: one of them from HBM, the others from L2. */
+	const float rate = fminf(HBM_BYTES_PER_NS * head_tiles,
+				 head_tiles == 1 ? HBM_BYTES_PER_NS : L2_BYTES_PER_NS);
+	const float row_ns = (float)in.dim_cap * (in.cache_dtype == EXL3_E4M3 ? 1 : 2) / rate;
 	struct split best = {1, 1, 1e30f};
 
 	for (const uint32_t s : sizes) {
@@ -124,9 +127,8 @@ struct split plan(const instance &in, uint64_t items, uint32_t topk, int sms, bo
 			const uint32_t n = s * c, keys = ((topk + n - 1) / n + 15) & ~15u;
 			const float key_ns =
 				fmaxf(in.key_ns, row_ns * fminf((float)ctas, (float)cap));
-			const float merge_ns = (s == 1    ? 0
-						: s == 16 ? CLUSTER16_NS
-							  : CLUSTER_NS) +
+			const float merge_ns = (s == 1 ? 0 : in.merge_ns) +
+					       (s == 16 ? CLUSTER16_NS : 0) +
 					       (c == 1 ? 0 : GROUPS_NS + c * GROUP_NS);
 			const float ns = waves * (keys * key_ns + in.start_ns + merge_ns);
 
@@ -158,11 +160,13 @@ int describe(const struct exl3_cuda_mla *a, const instance &in, struct shape *re
 		    ret->split.groups > CLUSTER_MAX)
 			return -EOPNOTSUPP;
 	} else if (!a->deterministic) {
-		ret->split = plan(in, queries * ret->head_tiles, topk, a->device_sms, clusters);
+		ret->split = plan(in, queries * ret->head_tiles, ret->head_tiles, topk,
+				  a->device_sms, clusters);
 	} else {
 		for (uint32_t i = 0; i < a->nr_entries; i++) {
-			const struct split s = plan(in, (uint64_t)a->entries[i].m * ret->head_tiles,
-						    a->entries[i].topk, a->device_sms, clusters);
+			const struct split s =
+				plan(in, (uint64_t)a->entries[i].m * ret->head_tiles,
+				     ret->head_tiles, a->entries[i].topk, a->device_sms, clusters);
 
 			if (i && (s.cluster != ret->split.cluster || s.groups != ret->split.groups))
 				return -EINVAL;

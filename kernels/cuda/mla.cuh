@@ -554,7 +554,8 @@ __global__ void __launch_bounds__(C::THREADS, 1) kernel(const __grid_constant__ 
 			       384,                                      \
 			       exact,                                    \
 			       key_ns,                                   \
-			       5000.0f};                                 \
+			       5000.0f,                                  \
+			       1000.0f};                                 \
 	}
 
 #endif

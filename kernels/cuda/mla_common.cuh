@@ -464,7 +464,8 @@ struct instance {
 	size_t smem;
 	int cache_dtype, dim_cap, value_cap, tile_h, threads;
 	bool exact;
-	float key_ns, start_ns; /* of one CTA, for plan(): compute per key, and everything else */
+	/* For plan(), of one CTA: compute per key, start and end, pushing O through a cluster. */
+	float key_ns, start_ns, merge_ns;
 };
 
 /* mla.cu; also for the benchmark's own variants. */

@@ -369,8 +369,9 @@ __global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_consta
 			       64,                                       \
 			       384,                                      \
 			       true,                                     \
-			       35.0f,                                    \
-			       16000.0f};                                \
+			       36.0f,                                    \
+			       12000.0f,                                 \
+			       20000.0f};                                \
 	}
 
 #endif
