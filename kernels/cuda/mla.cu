@@ -32,7 +32,7 @@ namespace
 {
 
 constexpr float CLUSTER16_NS = 1300.0f;                 /* 16 CTAs share one GPC's bandwidth */
-constexpr float GROUPS_NS = 4000.0f, GROUP_NS = 250.0f; /* merging through memory, and each group */
+constexpr float GROUPS_NS = 6000.0f, GROUP_NS = 250.0f; /* merging through memory, and each group */
 constexpr float HBM_BYTES_PER_NS = 4200.0f, L2_BYTES_PER_NS = 5200.0f;
 
 struct split {
