@@ -151,23 +151,49 @@ struct exl3_buffer *exl3_peer_buffer(void *arg, uint32_t id)
 	return slot == UINT32_MAX ? NULL : peer->buffers[slot];
 }
 
-struct buffer_job {
+struct exl3_buffer_job {
 	struct exl3_job job;
 	struct exl3_worker *w;
 	struct exl3_arena *arena;
 	struct exl3_buffer *buf;
+	/* Dropped by its client while requests use it: it goes on counting, or a client could have as much
+	 * memory as it likes behind one long request. */
+	struct exl3_peer *peer;              /* NULL: not dropped, or the client has left */
+	struct exl3_buffer_job *next, *prev; /* in peer->dropped */
 };
+
+static void dropped_add(struct exl3_peer *peer, struct exl3_buffer_job *b)
+{
+	b->peer = peer;
+	b->prev = NULL;
+	b->next = peer->dropped;
+	if (b->next)
+		b->next->prev = b;
+	peer->dropped = b;
+}
+
+static void dropped_del(struct exl3_buffer_job *b)
+{
+	b->peer->arena_bytes -= b->buf->bytes;
+	if (b->prev)
+		b->prev->next = b->next;
+	else
+		b->peer->dropped = b->next;
+	if (b->next)
+		b->next->prev = b->prev;
+	b->peer = NULL;
+}
 
 static void run_buffer_free(struct exl3_job *job)
 {
-	struct buffer_job *b = (struct buffer_job *)job;
+	struct exl3_buffer_job *b = (struct exl3_buffer_job *)job;
 
 	b->w->ops->arena_free(b->arena);
 }
 
 static void done_buffer_free(struct exl3_job *job)
 {
-	struct buffer_job *b = (struct buffer_job *)job;
+	struct exl3_buffer_job *b = (struct exl3_buffer_job *)job;
 
 	b->w->nr_arenas--;
 	free(b->buf);
@@ -178,9 +204,11 @@ static void done_buffer_free(struct exl3_job *job)
 void exl3_buffer_free(void *arg, struct exl3_buffer *buf)
 {
 	struct exl3_worker *w = arg;
-	struct buffer_job *b = buf->owner;
+	struct exl3_buffer_job *b = buf->owner;
 
-	*b = (struct buffer_job){.w = w, .arena = buf->arena, .buf = buf};
+	if (b->peer)
+		dropped_del(b);
+	*b = (struct exl3_buffer_job){.w = w, .arena = buf->arena, .buf = buf};
 	b->job.run = run_buffer_free;
 	b->job.done = done_buffer_free;
 	exl3_jobs_add(w->memory, &b->job);
@@ -189,14 +217,16 @@ void exl3_buffer_free(void *arg, struct exl3_buffer *buf)
 struct exl3_buffer *exl3_buffer_new(void)
 {
 	struct exl3_buffer *buf = calloc(1, sizeof(*buf));
+	struct exl3_buffer_job *b;
 
 	if (!buf)
 		return NULL;
-	buf->owner = calloc(1, sizeof(struct buffer_job));
-	if (!buf->owner) {
+	buf->owner = b = calloc(1, sizeof(*b));
+	if (!b) {
 		free(buf);
 		return NULL;
 	}
+	b->buf = buf;
 	buf->refs = 1;
 	return buf;
 }
@@ -211,7 +241,7 @@ int exl3_peer_drop_buffer(struct exl3_peer *peer, uint32_t id)
 	buf = peer->buffers[slot];
 	peer->buffers[slot] = NULL;
 	peer->nr_buffers--;
-	peer->arena_bytes -= buf->bytes;
+	dropped_add(peer, buf->owner);
 	if (--buf->refs == 0)
 		exl3_buffer_free(peer->w, buf);
 	return 0;
@@ -445,6 +475,8 @@ struct exl3_peer *exl3_peer_free(struct exl3_peer *peer)
 			exl3_handle_close(peer, &peer->handles[i]);
 	}
 	free(peer->handles);
+	while (peer->dropped)
+		dropped_del(peer->dropped);
 	for (uint32_t i = 0; i < EXL3_BUFFERS_MAX; i++) {
 		if (peer->buffers[i] && --peer->buffers[i]->refs == 0)
 			exl3_buffer_free(w, peer->buffers[i]);

@@ -26,6 +26,7 @@ struct exl3_handle {
 	struct exl3_mla_geometry mla;
 };
 
+struct exl3_buffer_job;   /* what frees a buffer */
 struct exl3_reply_queued; /* a reply that did not fit into the socket */
 
 /* What a client waits for: its next request is read after the reply. */
@@ -53,7 +54,8 @@ struct exl3_peer {
 	struct exl3_buffer *buffers[EXL3_BUFFERS_MAX]; /* a reference each */
 	uint8_t buffer_generation[EXL3_BUFFERS_MAX];
 	uint32_t nr_buffers;
-	uint64_t arena_bytes; /* of buffers, and of one that is being made */
+	struct exl3_buffer_job *dropped; /* list of buffers that only requests use any more */
+	uint64_t arena_bytes;            /* of buffers, these too, and of one that is being made */
 
 	struct exl3_channel *channels[EXL3_CHANNELS_MAX];
 	uint32_t nr_channels;

@@ -82,6 +82,41 @@ static void memory(const char *path, uint64_t arena_max)
 	close(sock);
 }
 
+/* Memory that was given back counts as long as requests that were accepted use it. */
+static void memory_in_use(const char *path, uint64_t arena_max, const char *model,
+			  const char *module)
+{
+	enum { REQUESTS = 64 };
+	int sock = raw_connect(path);
+	struct raw_channel ch;
+	struct raw_arena a;
+	struct exl3_cqe cqe;
+	uint32_t handle, k, n, rows;
+
+	raw_hello(sock, "limits");
+	a = raw_arena_new(sock, arena_max);
+	ch = raw_channel_new(sock, REQUESTS);
+	handle = raw_open_module(sock, raw_open_model(sock, model), module,
+				 EXL3__MODULE_KIND__MODULE_LINEAR, &k, &n);
+	rows = (uint32_t)(arena_max / (4 * (uint64_t)(k + n)));
+	if (rows > EXL3_M_MAX)
+		rows = EXL3_M_MAX;
+	for (unsigned i = 0; i < REQUESTS; i++)
+		raw_linear(raw_get(&ch), handle, raw_ref(&a, 0),
+			   raw_ref(&a, (4ull * rows * k + 15) / 16 * 16), rows, i);
+	raw_submit(&ch);
+	while (__atomic_load_n(&ch.ring.hdr->sq_head.v, __ATOMIC_ACQUIRE) != ch.ring.sq_next)
+		usleep(100);
+	free_buffer(sock, a.buffer, 0);
+	arena(sock, arena_max, -EDQUOT, "an arena beside one that requests use");
+	for (unsigned i = 0; i < REQUESTS; i++)
+		if (raw_take(&ch, &cqe, RAW_TIMEOUT_MS) != 1 || cqe.result)
+			raw_die("request %u on memory that was given back: result %d", i,
+				cqe.result);
+	arena(sock, arena_max, 0, "an arena after the requests");
+	close(sock);
+}
+
 static void channels(const char *path, unsigned channels_max)
 {
 	RAW_REQUEST(req, close_channel, CLOSE_CHANNEL,
@@ -180,6 +215,7 @@ int main(int argc, char **argv)
 	if (argc != 6)
 		raw_die("usage: limits SOCKET ARENA_MAX CHANNELS_MAX MODEL MODULE | SOCKET idle");
 	memory(argv[1], strtoull(argv[2], NULL, 10));
+	memory_in_use(argv[1], strtoull(argv[2], NULL, 10), argv[4], argv[5]);
 	channels(argv[1], (unsigned)strtoul(argv[3], NULL, 10));
 	names(argv[1], argv[4], argv[5]);
 	raw_quit(0);
