@@ -2,7 +2,7 @@
 /*
  * moe_cuda.cu - times the routed block on a GPU: graph replays, cold weights, fresh routing each call.
  *
- * moe_cuda [--csv FILE] [--commit TEXT] [--quick]
+ * moe_cuda [--csv FILE] [--commit TEXT] [--quick] [--steps]: the last also with only the first launches
  * Two shapes: 256 experts top-8 hidden 2048 inter 512, and 288 experts top-8 hidden 4096 inter 1536; 4 bits,
  * mcg. Layers rotate so that a weight read once is out of the L2 when it is read again. The bound counts
  * the touched experts' trellis at this run's own read rate.
@@ -152,6 +152,7 @@ int main(int argc, char **argv)
 {
 	const char *csv = NULL, *commit = "";
 	bool quick = false;
+	int steps = 0;
 
 	for (int i = 1; i < argc; i++) {
 		if (!strcmp(argv[i], "--csv") && i + 1 < argc)
@@ -160,11 +161,14 @@ int main(int argc, char **argv)
 			commit = argv[++i];
 		else if (!strcmp(argv[i], "--quick"))
 			quick = true;
+		else if (!strcmp(argv[i], "--steps"))
+			steps = 4;
 	}
+	setvbuf(stdout, NULL, _IOLBF, 0);
 	cudaDeviceProp prop;
 	CUDA(cudaGetDeviceProperties(&prop, 0));
 	const double rate = read_rate();
-	const size_t ws_bytes = (size_t)512 << 20;
+	const size_t ws_bytes = (size_t)3 << 30;
 	char *ws;
 	FILE *f = csv ? fopen(csv, "w") : NULL;
 	static const shape shapes[] = {{256, 2048, 512}, {288, 4096, 1536}};
@@ -227,6 +231,7 @@ int main(int argc, char **argv)
 			CUDA(cudaStreamCreate(&stream));
 			cudaEventCreate(&a);
 			cudaEventCreate(&b);
+			int stop = 0;
 			auto enqueue = [&](int c) {
 				exl3_cuda_moe_entry e = {};
 				struct exl3_cuda_moe m = {};
@@ -248,6 +253,7 @@ int main(int argc, char **argv)
 				m.nr_entries = 1;
 				m.act = EXL3_ACT_SILU;
 				m.routed_scale = 1.0f;
+				m.steps = (uint8_t)stop;
 				m.ws = ws;
 				m.ws_bytes = ws_bytes;
 				m.device_sms = prop.multiProcessorCount;
@@ -259,35 +265,43 @@ int main(int argc, char **argv)
 			};
 			enqueue(0); /* outside of the capture: sets the kernels' attributes */
 			CUDA(cudaStreamSynchronize(stream));
-			CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-			for (int c = 0; c < calls; c++)
-				enqueue(c);
-			CUDA(cudaStreamEndCapture(stream, &graph));
-			CUDA(cudaGraphInstantiate(&exec, graph, 0));
 			std::vector<float> times;
-			for (int i = 0; i < 24; i++) {
-				float ms;
+			double part[5] = {};
+			for (stop = steps; stop >= 0; stop--) {
+				times.clear();
+				CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+				for (int c = 0; c < calls; c++)
+					enqueue(c);
+				CUDA(cudaStreamEndCapture(stream, &graph));
+				CUDA(cudaGraphInstantiate(&exec, graph, 0));
+				for (int i = 0; i < (stop ? 8 : 24); i++) {
+					float ms;
 
-				cudaEventRecord(a, stream);
-				CUDA(cudaGraphLaunch(exec, stream));
-				cudaEventRecord(b, stream);
-				CUDA(cudaEventSynchronize(b));
-				cudaEventElapsedTime(&ms, a, b);
-				if (i >= 3)
-					times.push_back(ms * 1e3f / calls);
+					cudaEventRecord(a, stream);
+					CUDA(cudaGraphLaunch(exec, stream));
+					cudaEventRecord(b, stream);
+					CUDA(cudaEventSynchronize(b));
+					cudaEventElapsedTime(&ms, a, b);
+					if (i >= 3)
+						times.push_back(ms * 1e3f / calls);
+				}
+				std::sort(times.begin(), times.end());
+				part[stop] = times[times.size() / 2];
+				cudaGraphExecDestroy(exec);
+				cudaGraphDestroy(graph);
 			}
-			std::sort(times.begin(), times.end());
 			const double us = times[times.size() / 2];
 			const double bytes = touched * expert_bytes + (double)t * s.hidden * 6;
 			const double flops = 6.0 * t * topk * s.hidden * s.inter;
 			const double bound = std::max(bytes / rate, flops / 800e12) * 1e6;
 
-			printf("  %6u %8.1f %8.1f\n", t, us, bound);
+			printf("  %6u %8.1f %8.1f", t, us, bound);
+			for (int i = 1; i <= steps; i++)
+				printf(" %8.1f", part[i]);
+			printf("\n");
 			if (f)
 				fprintf(f, "%u,%u,%u,%u,4,mcg,%u,%.2f,%.2f,\n", s.experts, topk, s.hidden, s.inter,
 					t, us, bound);
-			cudaGraphExecDestroy(exec);
-			cudaGraphDestroy(graph);
 			cudaStreamDestroy(stream);
 			cudaFree(ids_dev);
 			cudaFree(x);

@@ -2,12 +2,16 @@
 /*
  * moe.cu - the routed block: the device's expert table and the sequence of launches.
  *
- *   align    ids read once, checked, sorted by expert (count, scan, place for many pairs)
+ *   align    ids read once, checked, sorted by expert (count and scan for many pairs)
  *   input    per sorted row and projection: x * suh, Hadamard, f16 image and its row scale
- *   gemm     gate and up                                       (moe_gemm.cuh)
- *   middle   act(g, u) * suh_down, Hadamard, f16 image
- *   gemm     down
+ *   gate, up and down, each a grouped product:
+ *     few rows per expert     moe_decode.cuh, the activation and down's image in its epilogue
+ *     many                    moe_wide.cuh, likewise if there is a gate
+ *     gate unlike up          moe_gemm.cuh, and a kernel in the middle
  *   combine  per token, slots in order: sum of weight * down, times the routed scale
+ *
+ * An expert's variant is its bitrate and codebook. Experts of one variant are neighbours in the sort (a
+ * class), and each class has its launch; gate and up on one side and down on the other may differ.
  */
 #include "kernels/cuda/moe.h"
 #include "kernels/cuda/moe_steps.cuh"
@@ -17,35 +21,38 @@
 
 using namespace exl3;
 
-/* Rows of the transforms lie in a block's default shared memory. */
-#define ROW_MAX 11776u
-
 struct exl3_cuda_moe_plan {
 	exl3_matrix *mats; /* device, [nr_experts][gate, up, down] */
+	uint32_t *order;   /* device, [lists][nr_experts], see struct moe_route */
 	uint32_t nr_experts;
+	uint32_t lists;
+	uint32_t nr_classes[2];
+	uint8_t class_variant[2][CLASSES_MAX]; /* index of g_variants */
+	bool pairs; /* every expert's gate and up are of one variant */
 	uint32_t hidden, hidden_log, inter, inter_log, out, out_log;
 	bool gated;
 	uint32_t rates[2]; /* which variants occur, bit i of EXL3_MOE_VARIANTS: gate and up; down */
 };
 
-typedef int (*moe_gemm_fn)(const moe_gemm_args &a, int tn, int sms, cudaStream_t stream);
+typedef int (*moe_gemm_fn)(const moe_gemm_args &a, int sms, cudaStream_t stream);
 
 static const struct {
 	uint8_t rate2, codebook;
-	moe_gemm_fn run;
+	moe_gemm_fn gemm, decode, wide;
 } g_variants[] = {
-#define X(rate2, cb) {rate2, cb, moe_gemm_##rate2##_##cb},
+#define X(rate2, cb) {rate2, cb, moe_gemm_##rate2##_##cb, moe_decode_##rate2##_##cb, moe_wide_##rate2##_##cb},
 	EXL3_MOE_VARIANTS(X)
 #undef X
 };
 #define NR_VARIANTS (sizeof(g_variants) / sizeof(g_variants[0]))
 
-static uint32_t variant_bit(const exl3_matrix *m)
+static unsigned variant_of(const exl3_matrix *m)
 {
-	for (unsigned i = 0; i < NR_VARIANTS; i++)
-		if (g_variants[i].rate2 == m->rate2 && g_variants[i].codebook == m->codebook)
-			return 1u << i;
-	return 0;
+	unsigned i = 0;
+
+	while (i < NR_VARIANTS && (g_variants[i].rate2 != m->rate2 || g_variants[i].codebook != m->codebook))
+		i++;
+	return i;
 }
 
 static bool same_shape(const exl3_matrix *a, const exl3_matrix *b)
@@ -57,14 +64,34 @@ extern "C" struct exl3_cuda_moe_plan *exl3_cuda_moe_plan_free(struct exl3_cuda_m
 {
 	if (plan) {
 		cudaFree(plan->mats);
+		cudaFree(plan->order);
 		free(plan);
 	}
 	return NULL;
 }
 
-/* Host side of the plan: shapes, variants, and the table in host memory. */
+/* Experts in the order of the variant of their up (list 0) or down (list 1) and the classes of that. */
+static void sort_list(const exl3_matrix *mats, struct exl3_cuda_moe_plan *plan, uint32_t list, uint32_t *order)
+{
+	uint32_t n = 0;
+
+	for (unsigned v = 0; v < NR_VARIANTS; v++) {
+		const uint32_t begin = n;
+
+		for (uint32_t e = 0; e < plan->nr_experts; e++)
+			if (variant_of(&mats[e * 3 + 1 + list]) == v)
+				order[n++] = e | 255u << 24;
+		if (n == begin)
+			continue;
+		plan->class_variant[list][plan->nr_classes[list]] = (uint8_t)v;
+		order[begin] = (order[begin] & 0xffffff) | plan->nr_classes[list]++ << 24;
+	}
+}
+
+/* Host side of the plan: shapes, variants, and the tables in host memory. */
 static int fill_plan(const struct exl3_expert *experts, uint32_t nr_experts,
-		     struct exl3_cuda_moe_plan *plan, exl3_matrix *mats, struct exl3_error *err)
+		     struct exl3_cuda_moe_plan *plan, exl3_matrix *mats, uint32_t *order,
+		     struct exl3_error *err)
 {
 	const struct exl3_expert *first = &experts[0];
 
@@ -76,21 +103,36 @@ static int fill_plan(const struct exl3_expert *experts, uint32_t nr_experts,
 	plan->inter_log = first->up->n_log;
 	plan->out = first->down->n;
 	plan->out_log = first->down->n_log;
+	plan->pairs = true;
 	for (uint32_t e = 0; e < nr_experts; e++) {
 		const struct exl3_expert *x = &experts[e];
+		const unsigned up = variant_of(x->up), down = variant_of(x->down);
+		const unsigned gate = x->gate ? variant_of(x->gate) : up;
 
 		if ((x->gate != NULL) != plan->gated || !same_shape(x->up, first->up) ||
 		    (x->gate && !same_shape(x->gate, first->up)) ||
 		    !same_shape(x->down, first->down) || x->down->k != x->up->n)
 			return exl3_errf(err, -EOPNOTSUPP, "expert %u has another shape than expert 0", e);
+		if (gate == NR_VARIANTS || up == NR_VARIANTS || down == NR_VARIANTS)
+			return exl3_errf(err, -EOPNOTSUPP, "expert %u: no kernel for its bitrate and codebook", e);
 		if (x->gate)
 			mats[e * 3] = *x->gate;
 		mats[e * 3 + 1] = *x->up;
 		mats[e * 3 + 2] = *x->down;
-		plan->rates[0] |= variant_bit(x->up) | (x->gate ? variant_bit(x->gate) : 0);
-		plan->rates[1] |= variant_bit(x->down);
+		plan->pairs &= gate == up;
+		plan->rates[0] |= 1u << up | 1u << gate;
+		plan->rates[1] |= 1u << down;
 	}
+	sort_list(mats, plan, 0, order);
+	sort_list(mats, plan, 1, order + nr_experts);
+	plan->lists = memcmp(order, order + nr_experts, nr_experts * sizeof(*order)) ? 2 : 1;
 	return 0;
+}
+
+static bool to_device(void **to, const void *from, size_t bytes)
+{
+	return cudaMalloc(to, bytes) == cudaSuccess &&
+	       cudaMemcpy(*to, from, bytes, cudaMemcpyHostToDevice) == cudaSuccess;
 }
 
 extern "C" int exl3_cuda_moe_plan_new(const struct exl3_expert *experts, uint32_t nr_experts,
@@ -98,17 +140,19 @@ extern "C" int exl3_cuda_moe_plan_new(const struct exl3_expert *experts, uint32_
 {
 	struct exl3_cuda_moe_plan *plan = (struct exl3_cuda_moe_plan *)calloc(1, sizeof(*plan));
 	exl3_matrix *mats = (exl3_matrix *)calloc(nr_experts, 3 * sizeof(*mats));
+	uint32_t *order = (uint32_t *)calloc(nr_experts, 2 * sizeof(*order));
 	const size_t bytes = (size_t)nr_experts * 3 * sizeof(*mats);
 	int code;
 
-	if (!plan || !mats)
+	if (!plan || !mats || !order)
 		code = exl3_errf(err, -ENOMEM, "experts: out of memory");
 	else
-		code = fill_plan(experts, nr_experts, plan, mats, err);
-	if (!code && (cudaMalloc((void **)&plan->mats, bytes) != cudaSuccess ||
-		      cudaMemcpy(plan->mats, mats, bytes, cudaMemcpyHostToDevice) != cudaSuccess))
+		code = fill_plan(experts, nr_experts, plan, mats, order, err);
+	if (!code && (!to_device((void **)&plan->mats, mats, bytes) ||
+		      !to_device((void **)&plan->order, order, nr_experts * 2 * sizeof(*order))))
 		code = exl3_errf(err, -ENOMEM, "experts: no GPU memory for a table of %zu bytes", bytes);
 	free(mats);
+	free(order);
 	if (code)
 		exl3_cuda_moe_plan_free(plan);
 	else
@@ -124,6 +168,27 @@ static char *carve(char **at, size_t bytes)
 	return p;
 }
 
+/* How a launch runs: which product, rows of a unit at most, rows that an expert's images are padded to. */
+struct moe_way {
+	enum { DECODE, WIDE, GEMM } product;
+	uint32_t tile, pad;
+};
+
+/* About what an expert gets, so that its weights are decoded once or a few times. */
+static moe_way choose_way(const struct exl3_cuda_moe *a, uint64_t pairs)
+{
+	const struct exl3_cuda_moe_plan *plan = a->plan;
+	const uint64_t mean = (pairs + plan->nr_experts - 1) / plan->nr_experts;
+
+	if (!plan->pairs)
+		return {moe_way::GEMM, mean <= 12 ? 16u : 64u, 1};
+	if (mean <= 10)
+		return {moe_way::DECODE, mean <= 4 ? 8u : 16u, 1};
+	if (a->device_cc != 90)
+		return {moe_way::GEMM, 64, 1};
+	return {moe_way::WIDE, mean <= 40 ? 64u : 96u, 8};
+}
+
 /* Bytes that one pair, and the whole chunk, take in the workspace. */
 static size_t pair_bytes(const struct exl3_cuda_moe_plan *p)
 {
@@ -131,27 +196,31 @@ static size_t pair_bytes(const struct exl3_cuda_moe_plan *p)
 	const size_t image = projs * p->hidden * 2, down = (size_t)p->out * 4;
 
 	return (image > down ? image : down) + projs * p->inter * 4 + (size_t)p->inter * 2 +
-	       projs * 4 + 4 + 5 * 4 + sizeof(moe_unit);
+	       (size_t)p->inter / 128 * 4 + projs * 4 + 4 + 3 * 4 + p->lists * sizeof(moe_unit);
 }
 
-static size_t chunk_bytes(const struct exl3_cuda_moe_plan *p)
+static size_t chunk_bytes(const struct exl3_cuda_moe_plan *p, const moe_way &way)
 {
-	return (size_t)p->nr_experts * (8 + sizeof(moe_unit)) + 16 * 256;
+	const size_t image_row = ((size_t)p->hidden * (p->gated ? 2 : 1) + p->inter) * 2;
+
+	return (size_t)p->nr_experts * (3 * 4 + p->lists * sizeof(moe_unit) + (way.pad - 1) * image_row) +
+	       20 * 256 + 2 * 4 * (CLASSES_MAX + 1);
 }
 
-/* Rows of a unit: about what an expert gets, so that its weights are decoded once or a few times. */
-static int choose_tn(uint32_t pairs, uint32_t nr_experts)
+/* Pairs of a chunk at most. */
+static size_t chunk_pairs(const struct exl3_cuda_moe *a, const moe_way &way)
 {
-	const uint32_t mean = (pairs + nr_experts - 1) / nr_experts;
+	const size_t fixed = EXL3_CUDA_WS_ZERO + chunk_bytes(a->plan, way);
 
-	return mean <= 4 ? 8 : mean <= 10 ? 16 : mean <= 24 ? 32 : 64;
+	return a->ws_bytes < fixed ? 0 : (a->ws_bytes - fixed) / pair_bytes(a->plan);
 }
 
-static int run_variants(uint32_t set, const moe_gemm_args &g, int tn, int sms, cudaStream_t stream)
+/* A launch for every variant of @set, each of which takes its tasks from the whole list. */
+static int run_gemm(uint32_t set, const moe_gemm_args &g, int sms, cudaStream_t stream)
 {
 	for (unsigned i = 0; i < NR_VARIANTS; i++)
 		if (set >> i & 1) {
-			int ret = g_variants[i].run(g, tn, sms, stream);
+			int ret = g_variants[i].gemm(g, sms, stream);
 
 			if (ret)
 				return ret;
@@ -159,93 +228,160 @@ static int run_variants(uint32_t set, const moe_gemm_args &g, int tn, int sms, c
 	return 0;
 }
 
-static int align(const moe_entries &en, const moe_route &r, int tn, cudaStream_t stream)
+/* A launch for every class. */
+static int run_classes(const struct exl3_cuda_moe_plan *plan, const moe_way &way, uint32_t list,
+		       moe_gemm_args &g, int sms, cudaStream_t stream)
+{
+	for (g.cls = 0; g.cls < plan->nr_classes[list]; g.cls++) {
+		const unsigned v = plan->class_variant[list][g.cls];
+		int ret = (way.product == moe_way::WIDE ? g_variants[v].wide : g_variants[v].decode)(g, sms, stream);
+
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
+static int align(const moe_entries &en, const moe_route &r, cudaStream_t stream)
 {
 	const uint32_t blocks = (r.nr_pairs + 255) / 256;
 
-	if (r.nr_pairs <= 8192) {
-		align_kernel<<<1, 1024, 0, stream>>>(en, r, tn);
+	if (r.nr_pairs <= 1024) {
+		align_kernel<<<1, r.nr_pairs <= 256 && r.nr_experts <= 256 ? 256 : 1024, 0, stream>>>(en, r);
 		return 0;
 	}
 	if (cudaMemsetAsync(r.count, 0, r.nr_experts * 4ull, stream) != cudaSuccess)
 		return -EIO;
 	count_kernel<<<blocks, 256, 0, stream>>>(en, r);
-	scan_kernel<<<1, 1024, 0, stream>>>(r, tn);
-	place_kernel<<<blocks, 256, 0, stream>>>(r);
+	scan_kernel<<<1, 1024, 0, stream>>>(r);
 	return 0;
+}
+
+template <class C>
+static int start_input(const struct exl3_cuda_moe *a, const moe_entries &en, const moe_route &r, uint32_t first_proj,
+		       uint32_t projs, char *image, size_t image_bytes, int layout, float *scale, float *top,
+		       cudaStream_t stream)
+{
+	return moe_start(input_kernel<C>, a->device_cc >= 90, dim3((r.nr_pairs + C::ROWS - 1) / C::ROWS, projs),
+			 ROW_THREADS, 0, stream, en, r, first_proj, a->plan->hidden, a->plan->hidden_log,
+			 r.nr_pairs, image, image_bytes, layout, scale, top);
 }
 
 /* One chunk of whole tokens. */
 static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint32_t first_token,
-		     uint32_t tokens, uint32_t first_pair, uint32_t pairs, int tn, cudaStream_t stream)
+		     uint32_t tokens, uint32_t first_pair, uint32_t pairs, const moe_way &way, cudaStream_t stream)
 {
 	const struct exl3_cuda_moe_plan *plan = a->plan;
 	const uint32_t projs = plan->gated ? 2 : 1, first_proj = plan->gated ? 0 : 1;
-	const size_t image_bytes = (size_t)projs * pairs * plan->hidden * 2;
+	const uint32_t tile = way.tile;
+	const uint32_t image_rows = pairs + (way.pad - 1) * (pairs < plan->nr_experts ? pairs : plan->nr_experts);
+	const size_t image_bytes = (size_t)projs * image_rows * plan->hidden * 2;
 	const size_t down_bytes = (size_t)pairs * plan->out * 4;
-	const uint32_t units_max =
-		pairs < plan->nr_experts ? pairs : plan->nr_experts + pairs / (uint32_t)tn;
+	const uint32_t units_max = pairs < plan->nr_experts ? pairs : plan->nr_experts + pairs / tile;
+	const bool decode = way.product == moe_way::DECODE, gemm = way.product == moe_way::GEMM;
+	const bool early = a->device_cc >= 90, fused = decode || (!gemm && plan->gated);
+	const int layout = decode ? MOE_FRAGMENT : gemm ? MOE_ROWS : MOE_TILES;
 	char *at = (char *)a->ws + EXL3_CUDA_WS_ZERO;
 	moe_route r = {};
 	moe_gemm_args g = {};
 	int ret;
 
+	r.mats = plan->mats;
+	r.order = plan->order;
+	r.lists = plan->lists;
 	r.nr_experts = plan->nr_experts;
+	r.nr_classes[0] = plan->nr_classes[0];
+	r.nr_classes[1] = plan->nr_classes[1];
 	r.nr_pairs = pairs;
 	r.first_token = first_token;
 	r.first_pair = first_pair;
+	r.tile = tile;
+	r.units_max = units_max;
 	r.count = (uint32_t *)carve(&at, plan->nr_experts * 4ull);
-	r.offset = (uint32_t *)carve(&at, plan->nr_experts * 4ull);
+	r.offset = (uint32_t *)carve(&at, plan->nr_experts * 8ull);
 	r.expert = (uint32_t *)carve(&at, pairs * 4ull);
 	r.rank = (uint32_t *)carve(&at, pairs * 4ull);
 	r.weight = (float *)carve(&at, pairs * 4ull);
-	r.sorted = (uint32_t *)carve(&at, pairs * 4ull);
-	r.row_expert = (uint32_t *)carve(&at, pairs * 4ull);
-	r.units = (moe_unit *)carve(&at, (pairs + (size_t)plan->nr_experts) * sizeof(moe_unit));
-	r.nr_units = (uint32_t *)carve(&at, 8);
+	r.units = (moe_unit *)carve(&at, (size_t)plan->lists * units_max * sizeof(moe_unit));
+	r.class_units = (uint32_t *)carve(&at, 2 * 4 * (CLASSES_MAX + 1));
 	float *scale = (float *)carve(&at, (size_t)projs * pairs * 4);
 	float *scale_down = (float *)carve(&at, pairs * 4ull);
+	float *block_scale = (float *)carve(&at, (size_t)pairs * (plan->inter / 128) * 4);
 	float *gu = (float *)carve(&at, (size_t)projs * pairs * plan->inter * 4);
-	__half *middle = (__half *)carve(&at, (size_t)pairs * plan->inter * 2);
+	char *middle = carve(&at, (size_t)image_rows * plan->inter * 2);
 	/* The input images are dead when down's outputs are written. */
 	char *shared = carve(&at, image_bytes > down_bytes ? image_bytes : down_bytes);
 
-	ret = align(en, r, tn, stream);
-	if (ret)
+	ret = align(en, r, stream);
+	if (ret || a->steps == 1)
 		return ret;
-	input_kernel<<<dim3(pairs, projs), 256, plan->hidden * 4, stream>>>(
-		en, r, plan->mats, first_proj, plan->hidden, plan->hidden_log, pairs,
-		(__half *)shared, scale);
+	/* Few rows: a block each. Many: short chains of latencies, many rows at a time. */
+	auto *input = start_input<row_cfg<8, 12>>;
+
+	if (plan->hidden <= 2048)
+		input = pairs < 1024 ? start_input<row_cfg<8, 2>> : start_input<row_cfg<2, 8>>;
+	else if (plan->hidden <= 4096)
+		input = pairs < 1024 ? start_input<row_cfg<8, 4>> : start_input<row_cfg<2, 16>>;
+	ret = input(a, en, r, first_proj, projs, shared, image_bytes / projs, layout, scale, scale_down, stream);
+	if (ret || a->steps == 2)
+		return ret;
 	g.mats = plan->mats;
 	g.units = r.units;
-	g.nr_units = r.nr_units;
-	g.image = (const __half *)shared;
+	g.class_units = r.class_units;
+	g.image = shared;
+	g.image_bytes = image_bytes / projs;
 	g.row_scale = scale;
-	g.out = gu;
+	g.out = fused ? NULL : gu;
 	g.image_rows = pairs;
+	g.k = plan->hidden;
 	g.n = plan->inter;
+	g.n_log = plan->inter_log;
 	g.first_proj = first_proj;
 	g.nr_proj = projs;
-	g.tasks_max = units_max * projs * (plan->inter / 128);
-	ret = run_variants(plan->rates[0], g, tn, a->device_sms, stream);
-	if (ret)
+	g.tasks_max = units_max * (plan->inter / 128);
+	g.tile = tile;
+	g.cls = plan->nr_classes[0];
+	g.programmatic = early;
+	g.act = a->act;
+	g.limit = a->limit;
+	g.next_image = middle;
+	g.next_scale = block_scale;
+	g.next_top = (uint32_t *)scale_down;
+	g.slots = (uint32_t *)a->ws;
+	if (gemm)
+		ret = run_gemm(plan->rates[0], g, a->device_sms, stream);
+	else
+		ret = run_classes(plan, way, 0, g, a->device_sms, stream);
+	if (!ret && !fused)
+		ret = moe_start(middle_kernel, early, dim3(pairs), ROW_THREADS, 0, stream, r, gu,
+				plan->gated, plan->inter, plan->inter_log, pairs, a->act, a->limit, middle,
+				layout, scale_down);
+	if (!ret && fused && !decode)
+		ret = moe_start(level_kernel, early, dim3((pairs + 7) / 8), ROW_THREADS, 0, stream, r, plan->inter,
+				middle, block_scale, scale_down);
+	if (ret || a->steps == 3)
 		return ret;
-	middle_kernel<<<pairs, 256, plan->inter * 4, stream>>>(r, plan->mats, gu, plan->gated,
-							       plan->inter, plan->inter_log, pairs,
-							       a->act, a->limit, middle, scale_down);
 	g.image = middle;
 	g.row_scale = scale_down;
 	g.out = (float *)shared;
+	g.k = plan->inter;
 	g.n = plan->out;
 	g.first_proj = 2;
 	g.nr_proj = 1;
 	g.tasks_max = units_max * (plan->out / 128);
-	ret = run_variants(plan->rates[1], g, tn, a->device_sms, stream);
-	if (ret)
+	if (gemm) {
+		g.cls = plan->nr_classes[0];
+		ret = run_gemm(plan->rates[1], g, a->device_sms, stream);
+	} else {
+		g.units = r.units + (size_t)(plan->lists - 1) * units_max;
+		g.class_units = r.class_units + (plan->lists - 1) * (CLASSES_MAX + 1);
+		g.block_scale = decode ? block_scale : NULL;
+		ret = run_classes(plan, way, 1, g, a->device_sms, stream);
+	}
+	if (ret || a->steps == 4)
 		return ret;
-	combine_kernel<<<dim3((plan->out + 255) / 256, tokens), 256, 0, stream>>>(
-		en, r, (const float *)shared, plan->out, plan->out_log, a->routed_scale);
-	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
+	return moe_start(combine_kernel, early, dim3((plan->out + 511) / 512, tokens), 128, 0, stream, en, r,
+			 (const float *)shared, plan->out, plan->out_log, a->routed_scale);
 }
 
 extern "C" int exl3_cuda_moe_launch(const struct exl3_cuda_moe *a, cudaStream_t stream)
@@ -269,10 +405,19 @@ extern "C" int exl3_cuda_moe_launch(const struct exl3_cuda_moe *a, cudaStream_t 
 	}
 	if (tokens > 65535 || pairs > 0x7fffffff)
 		return -EOPNOTSUPP;
-	if (a->ws_bytes < EXL3_CUDA_WS_ZERO + chunk_bytes(plan) + EXL3_TOPK_MAX * pair_bytes(plan))
+	moe_way way = choose_way(a, pairs);
+
+	fit = chunk_pairs(a, way);
+	if (fit < pairs) {
+		way = choose_way(a, fit > EXL3_TOPK_MAX ? fit : EXL3_TOPK_MAX);
+		fit = chunk_pairs(a, way);
+	}
+	if (fit < EXL3_TOPK_MAX) {
+		way = choose_way(a, 1); /* takes the least */
+		fit = chunk_pairs(a, way);
+	}
+	if (fit < EXL3_TOPK_MAX)
 		return -ENOMEM;
-	fit = (a->ws_bytes - EXL3_CUDA_WS_ZERO - chunk_bytes(plan)) / pair_bytes(plan);
-	const int tn = choose_tn((uint32_t)(pairs < fit ? pairs : fit), plan->nr_experts);
 
 	while (token < tokens) {
 		uint32_t t = 0, p = 0;
@@ -290,7 +435,7 @@ extern "C" int exl3_cuda_moe_launch(const struct exl3_cuda_moe *a, cudaStream_t 
 			entry++;
 			in_entry = 0;
 		}
-		int ret = run_chunk(a, en, token, t, pair, p, tn, stream);
+		int ret = run_chunk(a, en, token, t, pair, p, way, stream);
 
 		if (ret)
 			return ret;

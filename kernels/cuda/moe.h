@@ -42,6 +42,7 @@ struct exl3_cuda_moe {
 	const struct exl3_cuda_moe_entry *entries; /* host array, copied by the launch */
 	uint32_t nr_entries;
 	uint8_t act; /* enum exl3_act, never DEFAULT */
+	uint8_t steps; /* bench only: align, input, gate and up, down, combine: how many of them; 0 is all */
 	float limit, routed_scale;
 	void *ws; /* as in struct exl3_cuda_linear */
 	size_t ws_bytes;

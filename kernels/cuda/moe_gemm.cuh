@@ -94,7 +94,8 @@ __global__ void __launch_bounds__(moe_shape<RATE2, TN, KS>::THREADS)
 	extern __shared__ __align__(128) char smem[];
 	const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
 	const int kg = warp / 8, nt = warp % 8;
-	const uint32_t strips = a.n / 128, nr_units = *a.nr_units;
+	grid_wait();
+	const uint32_t strips = a.n / 128, unit0 = a.class_units[0], nr_units = a.class_units[a.cls] - unit0;
 	const uint32_t tasks = nr_units * a.nr_proj * strips;
 
 	for (uint32_t task = blockIdx.x; task < tasks; task += gridDim.x) {
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(moe_shape<RATE2, TN, KS>::THREADS)
 		if (mat.rate2 != RATE2 || mat.codebook != CB)
 			continue;
 		const uint32_t chunks = mat.k / 64, steps = (chunks + KS - 1) / KS;
-		const __half *image = a.image + (size_t)proj * a.image_rows * mat.k + (size_t)u.first * mat.k;
+		const __half *image = (const __half *)a.image + (size_t)proj * a.image_rows * mat.k + (size_t)u.first * mat.k;
 		float acc[TN / 8][4] = {};
 
 		for (int s = 0; s < S::STAGES - 1; s++) {
@@ -212,36 +213,21 @@ int moe_gemm_start(const moe_gemm_args &a, int sms, cudaStream_t stream)
 			return -EIO;
 		per_sm = n;
 	}
-	uint32_t grid = a.tasks_max < (uint32_t)(sms * per_sm) ? a.tasks_max : (uint32_t)(sms * per_sm);
+	const uint32_t most = (uint32_t)(sms * per_sm), tasks = a.tasks_max * a.nr_proj;
 
-	kernel<<<grid, S::THREADS, S::SMEM, stream>>>(a);
-	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
+	return moe_start(kernel, a.programmatic, dim3(tasks < most ? tasks : most), S::THREADS, S::SMEM, stream, a);
 }
 
 template <int RATE2, int CB>
-int moe_gemm_start_any(const moe_gemm_args &a, int tn, int sms, cudaStream_t stream)
+int moe_gemm_start_any(const moe_gemm_args &a, int sms, cudaStream_t stream)
 {
-	switch (tn) {
-	case 8:
-		return moe_gemm_start<RATE2, CB, 8, 4>(a, sms, stream);
+	switch (a.tile) {
 	case 16:
 		return moe_gemm_start<RATE2, CB, 16, 2>(a, sms, stream);
-	case 32:
-		return moe_gemm_start<RATE2, CB, 32, 2>(a, sms, stream);
 	default:
 		return moe_gemm_start<RATE2, CB, 64, 1>(a, sms, stream);
 	}
 }
-
-/* A bitrate's instance file: the codebooks that exist for it. */
-#define EXL3_MOE_INSTANTIATE(rate2, cb)                                                            \
-	namespace exl3                                                                             \
-	{                                                                                          \
-	int moe_gemm_##rate2##_##cb(const moe_gemm_args &a, int tn, int sms, cudaStream_t stream)  \
-	{                                                                                          \
-		return moe_gemm_start_any<rate2, cb>(a, tn, sms, stream);                          \
-	}                                                                                          \
-	}
 
 } /* namespace exl3 */
 #endif

@@ -4,7 +4,7 @@
  *
  * Random experts of every bitrate and codebook (also mixed in one layer), sizes off the block edges,
  * holes, garbage ids, repeated ids, all activations, merged entries, a small workspace (chunks), NaN
- * tokens, canaries around y. --quick: fewer cases, --tiny: a handful. Last line: "N passed, N failed".
+ * tokens, canaries around y. --quick: fewer cases, --tiny: a handful; last, --four: 4 bits only. Last line: "N passed, N failed".
  */
 #include "kernels/cuda/moe.h"
 #include "kernels/format.h"
@@ -20,6 +20,7 @@ extern "C" {
 #include <vector>
 
 static uint64_t g_seed = 1;
+static bool g_four; /* 4-bit mcg and mul1 only: what a build for tuning has */
 
 static uint64_t rnd()
 {
@@ -112,7 +113,8 @@ struct layer {
 	struct exl3_cuda_moe_plan *plan = NULL;
 
 	/* rate2 or cb -1: mixed over experts */
-	layer(uint32_t experts, uint32_t hidden, uint32_t inter, int rate2, int cb, bool gated, bool bias)
+	layer(uint32_t experts, uint32_t hidden, uint32_t inter, int rate2, int cb, bool gated, bool bias,
+	      bool alike = false)
 		: mats(experts * 3), host(experts), dev(experts)
 	{
 		static const int rates[] = {2, 4, 6, 8, 10, 12, 14, 16, 3, 5, 7};
@@ -120,8 +122,14 @@ struct layer {
 
 		for (uint32_t e = 0; e < experts; e++) {
 			for (int p = gated ? 0 : 1; p < 3; p++) {
-				int r = rate2 > 0 ? rate2 : rates[rnd() % 11];
-				int c = r & 1 ? 2 : cb >= 0 ? cb : (int)(rnd() % 3);
+				int r = rate2 > 0 ? rate2 : g_four ? 8 : rates[rnd() % 11];
+				int c = r & 1 ? 2 : cb >= 0 ? cb : g_four ? 1 + (int)(rnd() % 2) : (int)(rnd() % 3);
+
+				/* Gate like up. */
+				if (p == 1 && gated && alike) {
+					r = mats[e * 3].host.rate2;
+					c = mats[e * 3].host.codebook;
+				}
 
 				mats[e * 3 + p].make(p < 2 ? hidden : inter, p < 2 ? inter : hidden, r, c, bias);
 			}
@@ -240,6 +248,7 @@ static bool close_enough(const request &r, uint32_t hidden, const char *what, do
 }
 
 static char *g_ws;
+static int g_cc; /* compute capability */
 static size_t g_ws_bytes = (size_t)256 << 20;
 static double g_worst;
 
@@ -286,6 +295,7 @@ static bool run_case(layer &l, uint32_t hidden, std::vector<request> &reqs, uint
 	a.ws = g_ws;
 	a.ws_bytes = ws_bytes;
 	a.device_sms = 132;
+	a.device_cc = g_cc;
 	int ret = exl3_cuda_moe_launch(&a, 0);
 
 	CUDA(cudaDeviceSynchronize());
@@ -350,8 +360,15 @@ int main(int argc, char **argv)
 	const bool quick = tiny || (argc > 1 && !strcmp(argv[1], "--quick"));
 	static const int rates[] = {2, 4, 6, 8, 10, 12, 14, 16, 3, 5, 7};
 	int passed = 0, failed = 0;
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	g_four = argc > 1 && !strcmp(argv[argc - 1], "--four");
 	char what[128];
 
+	int major, minor;
+	CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+	CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
+	g_cc = major * 10 + minor;
 	CUDA(cudaMalloc((void **)&g_ws, g_ws_bytes));
 	CUDA(cudaMemset(g_ws, 0, EXL3_CUDA_WS_ZERO));
 	auto count = [&](bool ok) { ok ? passed++ : failed++; };
@@ -366,7 +383,7 @@ int main(int argc, char **argv)
 	/* Every bitrate and codebook, at unit sizes 8, 16, 32 and 64. */
 	for (int r : rates)
 		for (int cb = r & 1 ? 2 : 0; cb < 3; cb++) {
-			if (tiny && (r != 8 || cb != 1))
+			if ((tiny && (r != 8 || cb != 1)) || (g_four && (r != 8 || !cb)))
 				continue;
 			layer l(4, 256, 128, r, cb, true, false);
 
@@ -377,11 +394,36 @@ int main(int argc, char **argv)
 				one(l, 256, 4, m, 2, IDS_GOOD, (int)(r + m), EXL3_ACT_SILU, 0, what);
 			}
 		}
+	{ /* Experts of different bitrates and codebooks, gate and up of one: a launch per class. */
+		layer l(16, 320, 200, -1, -1, true, true, true);
+
+		for (int kind = IDS_GOOD; kind <= IDS_ONE; kind++)
+			for (uint32_t m : {1u, 20u, 65u}) {
+				if (m == 65 && (quick || kind != IDS_GOOD))
+					continue;
+				snprintf(what, sizeof(what), "classes, ids kind %d, tokens %u", kind, m);
+				one(l, 320, 16, m, 4, (ids_kind)kind, kind + (int)m, EXL3_ACT_SILU, 0, what);
+			}
+		std::vector<request> small(2);
+		make_request(small[0], 12, 4, 320, 16, IDS_HOLES, 1);
+		make_request(small[1], 9, 3, 320, 16, IDS_GOOD, 2);
+		count(run_case(l, 320, small, EXL3_ACT_SILU, 0, 1.0f, EXL3_CUDA_WS_ZERO + 320000, "classes in chunks"));
+	}
+	{ /* Longer sums, so that strips cross blocks in all ways. */
+		layer l(6, 1280, 512, 8, 1, true, false);
+
+		for (uint32_t m : {1u, 4u, 15u}) {
+			snprintf(what, sizeof(what), "hidden 1280, tokens %u", m);
+			one(l, 1280, 6, m, 2, IDS_GOOD, (int)m, EXL3_ACT_SILU, 0, what);
+		}
+	}
 	{ /* Mixed bitrates and codebooks, bias, odd logical sizes, all kinds of ids. */
 		layer l(16, 320, 200, -1, -1, true, true);
 
 		for (int kind = IDS_GOOD; kind <= IDS_ONE; kind++)
 			for (uint32_t m : {1u, 3u, 17u, 65u}) {
+				if (m == 65 && (quick || kind == IDS_ONE))
+					continue;
 				snprintf(what, sizeof(what), "mixed, ids kind %d, tokens %u", kind, m);
 				one(l, 320, 16, m, 4, (ids_kind)kind, kind + (int)m, EXL3_ACT_SILU, 0, what);
 			}
@@ -427,7 +469,7 @@ int main(int argc, char **argv)
 
 		one(l, 128, 1500, 300, 8, IDS_GARBAGE, 2, EXL3_ACT_SILU, 0, "1500 experts");
 		layer f(8, 128, 128, 8, 1, true, false);
-		one(f, 128, 8, 5000, 2, IDS_HOLES, 1, EXL3_ACT_GELU, 0, "10000 pairs");
+		one(f, 128, 8, 1000, 2, IDS_HOLES, 1, EXL3_ACT_GELU, 0, "2000 pairs");
 	}
 	printf("largest rms error %.2e\n", g_worst);
 	printf("%d passed, %d failed\n", passed, failed);
