@@ -134,6 +134,7 @@ $(BUILD)/obj/kernels/cpu/%_avx2.o $(BUILD)/obj/kernels/cpu/%_avx512.o: OPT := -O
 endif
 $(BUILD)/obj/kernels/cpu/ref.o: OPT := -O2
 $(BUILD)/obj/client/exl3ctl%.o $(BUILD)/obj/client/npy.o: OPT :=
+$(BUILD)/obj/daemon/config.o: OPT := -DEXL3_SYSCONFDIR='"$(SYSCONFDIR)"'
 
 $(BUILD)/obj/%.o: %.c $(BUILD)/flags | $(GEN)
 	$(call say,CC,$<)
@@ -309,7 +310,7 @@ all-archs: ## compile the CUDA code for every architecture
 		$(MAKE) --no-print-directory CUDA_ARCHS=$$a BUILD=$(BUILD)/sm_$$a cuda || exit 1; done
 .PHONY: all-archs
 
-install: all ## honours DESTDIR, PREFIX, LIBDIR, UNITDIR
+install: all ## honours DESTDIR, PREFIX, LIBDIR, UNITDIR; SYSCONFDIR as given to the build
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/include \
 		$(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(UNITDIR) $(DESTDIR)$(SYSUSERSDIR) $(DESTDIR)$(TMPFILESDIR) \
 		$(foreach s,1 3 5 8,$(DESTDIR)$(PREFIX)/share/man/man$(s))
@@ -326,7 +327,7 @@ install: all ## honours DESTDIR, PREFIX, LIBDIR, UNITDIR
 	sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@VERSION@|$(VERSION)|g' \
 		client/exl3.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/exl3.pc
 	for u in systemd/*.service systemd/*.socket; do \
-		sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@SYSCONFDIR@|$(SYSCONFDIR)|g' $$u > $(DESTDIR)$(UNITDIR)/$${u##*/}; done
+		sed -e 's|@PREFIX@|$(PREFIX)|g' $$u > $(DESTDIR)$(UNITDIR)/$${u##*/}; done
 	for f in systemd/*sysusers*.conf; do [ ! -e $$f ] || install -m 644 $$f $(DESTDIR)$(SYSUSERSDIR)/exl3-daemon.conf; done
 	for f in systemd/*tmpfiles*.conf; do [ ! -e $$f ] || install -m 644 $$f $(DESTDIR)$(TMPFILESDIR)/exl3-daemon.conf; done
 	install -d $(DESTDIR)$(SYSCONFDIR)/exl3-daemon

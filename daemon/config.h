@@ -17,7 +17,10 @@
 #include <stdio.h>
 
 #define EXL3_MODELS_MAX  256
-#define EXL3_CONFIG_PATH "/etc/exl3-daemon/exl3-daemon.conf"
+#ifndef EXL3_SYSCONFDIR /* of the Makefile */
+#define EXL3_SYSCONFDIR "/etc"
+#endif
+#define EXL3_CONFIG_PATH EXL3_SYSCONFDIR "/exl3-daemon/exl3-daemon.conf"
 #define EXL3_RUN_DIR     "/run/exl3-daemon"
 
 struct exl3_config_model {
