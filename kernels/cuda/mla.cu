@@ -149,6 +149,7 @@ int describe(const struct exl3_cuda_mla *a, const instance &in, struct shape *re
 	uint64_t queries = 0;
 
 	ret->head_tiles = (a->heads + in.tile_h - 1) / in.tile_h;
+	ret->split = {1, 1, 0.0f};
 	for (uint32_t i = 0; i < a->nr_entries; i++) {
 		queries += a->entries[i].m;
 		topk = a->entries[i].topk > topk ? a->entries[i].topk : topk;
