@@ -29,6 +29,9 @@
 #define BACKOFF_MAX_NS 5000000000ull
 #define KILL_AFTER_NS  5000000000ull /* what a draining worker has beyond its drain-timeout */
 
+/* Exit status, unlike 1 for what a new start would meet again: systemd's unit tells them apart. */
+#define GAVE_UP 3
+
 enum state { STARTING, RUNNING, DRAINING, BACKOFF };
 
 struct supervisor {
@@ -162,7 +165,7 @@ static void back_off(struct supervisor *s)
 	if (s->restarts >= s->cfg->restart_limit) {
 		exl3_err("the worker died %u times within %llu s: giving up", s->restarts + 1,
 			 (unsigned long long)s->cfg->restart_window_s);
-		s->status = 1;
+		s->status = GAVE_UP;
 		s->end = true;
 		return;
 	}

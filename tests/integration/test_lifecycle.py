@@ -256,13 +256,13 @@ def test_worker_killed_with_requests_in_flight(env):
 
 
 def test_restart_limit(env):
-    """A worker that dies again and again ends the daemon with status 1 instead of a loop."""
+    """A worker that dies again and again ends the daemon with status 3 instead of a loop."""
     d = env.daemon(args=["--restart-limit", "2", "--restart-window", "600"])
     pids = []
     for _ in range(3):
         pids.append(wait_for(lambda: new_worker(d, pids), "a worker"))
         os.kill(pids[-1], signal.SIGKILL)
-    equal(d.wait_exit(), 1, "status")
+    equal(d.wait_exit(), 3, "status")
     check(not d.listening(), "the socket still answers")
 
 
