@@ -282,7 +282,8 @@ static int run_verb(struct ctl *c, int argc, char **argv, unsigned used)
 	c->args = (const char *const *)(argv + optind + 1);
 	c->nr_args = argc - optind - 1;
 	if (c->nr_args < v->min_args || c->nr_args > v->max_args)
-		return ctl_error(CTL_USAGE, "usage: exl3ctl %s %s", v->name, v->args);
+		return ctl_error(CTL_USAGE, "usage: exl3ctl %s%s%s", v->name, *v->args ? " " : "",
+				 v->args);
 	if (used & ~(v->groups | G_ALL))
 		return ctl_error(CTL_USAGE,
 				 "%s does not take one of these options; see exl3ctl --help",

@@ -64,8 +64,8 @@ static void print_status(const Exl3__StatusReply *s)
 	printf("  memory %s free of %s; weights %s, arenas %s, workspaces %s\n",
 	       ctl_bytes(s->memory_free), ctl_bytes(s->memory_total), ctl_bytes(s->weight_bytes),
 	       ctl_bytes(s->arena_bytes), ctl_bytes(s->workspace_bytes));
-	printf("  %u clients with %u channels; %llu requests, %llu of them failed\n", s->clients,
-	       s->channels, (unsigned long long)s->requests, (unsigned long long)s->errors);
+	printf("  clients %u, channels %u, requests %llu, failed %llu\n", s->clients, s->channels,
+	       (unsigned long long)s->requests, (unsigned long long)s->errors);
 	if (s->n_models)
 		printf("models\n");
 	for (size_t i = 0; i < s->n_models; i++)
@@ -165,7 +165,8 @@ static void row_model(const ProtobufCMessage *item)
 
 	print_model(m);
 	if (m->fingerprint && *m->fingerprint)
-		printf("    %s on %s, fingerprint %s\n", ctl_safe(m->model_type),
+		printf("    %s on %s, fingerprint %s\n",
+		       *m->model_type ? ctl_safe(m->model_type) : "unknown type",
 		       ctl_safe(m->device), ctl_safe(m->fingerprint));
 }
 
@@ -351,7 +352,7 @@ static void print_top(const Exl3__StatusReply *s, const Exl3__StatusReply *then,
 {
 	if (isatty(STDOUT_FILENO))
 		printf("\033[H\033[J");
-	printf("exl3-daemon %s: %u clients, weights %s, arenas %s, %.0f requests/s, %llu failed\n",
+	printf("exl3-daemon %s: clients %u, weights %s, arenas %s, %.0f requests/s, %llu failed\n",
 	       ctl_safe(s->state), s->clients, ctl_bytes(s->weight_bytes),
 	       ctl_bytes(s->arena_bytes),
 	       then ? (double)(s->requests - then->requests) / seconds : 0.0,

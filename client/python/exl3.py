@@ -12,7 +12,7 @@
 
 Arrays lie in memory that the daemon reads and writes in place. An object stays alive as long as its
 client; threads: as in exl3.h, a channel is one thread's at a time. Every failure raises exl3.Error, an
-OSError whose errno says what kind it is.
+OSError whose errno says what kind it is. The library is libexl3.so.0, or what $EXL3_LIBRARY names.
 """
 import ctypes as C
 import os
