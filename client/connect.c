@@ -14,6 +14,9 @@
 #define PROTOCOL_MIN   1
 #define PROTOCOL_MAX   1
 
+_Static_assert(__builtin_strcmp(EXL3_VERSION, EXL3_DAEMON_VERSION) == 0,
+	       "exl3.h and the Makefile name the same version");
+
 static __thread struct exl3_error last_error;
 
 /* Counts fork()s up to this process, in the child: a struct exl3_client remembers the count that it was

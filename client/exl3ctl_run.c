@@ -440,6 +440,8 @@ static int prepare_mla(struct ctl *c, struct job *j)
 	if (e == CTL_OK && j->kv.dtype == EXL3_F32)
 		e = ctl_error(CTL_LOCAL, "%s: element type f4; must be %s", c->kv,
 			      kinds_text(FLOATS | E4M3));
+	if (e == CTL_OK && c->kv_scale && j->kv.dtype != EXL3_E4M3)
+		e = ctl_error(CTL_USAGE, "--kv-scale is for e4m3 caches, which %s is not", c->kv);
 	if (e == CTL_OK)
 		e = load_operand(c, c->indices, 2, IDS, &j->ids);
 	if (e == CTL_OK)
@@ -460,6 +462,35 @@ static int prepare_mla(struct ctl *c, struct job *j)
 	return e;
 }
 
+/* An option that another operation has would be left out without a word: NULL, or its name. */
+static const char *foreign_option(const struct ctl *c, unsigned op)
+{
+	const unsigned moe = 1u << EXL3_OP_MOE, mlp = 1u << EXL3_OP_MLP,
+		       mla = 1u << EXL3_OP_MLA_DECODE;
+	const struct {
+		const char *name, *value;
+		unsigned ops;
+	} own[] = {
+		{"--ids", c->ids, moe},
+		{"--weights", c->weights, moe},
+		{"--routed-scale", c->routed_scale, moe},
+		{"--act", c->act, moe | mlp},
+		{"--limit", c->limit, moe | mlp},
+		{"--q", c->q, mla},
+		{"--kv", c->kv, mla},
+		{"--indices", c->indices, mla},
+		{"--lse", c->lse, mla},
+		{"--scale", c->scale, mla},
+		{"--kv-scale", c->kv_scale, mla},
+		{"--value-dim", c->value_dim, mla},
+	};
+
+	for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
+		if (own[i].value && !(own[i].ops & 1u << op))
+			return own[i].name;
+	return NULL;
+}
+
 int ctl_run(struct ctl *c)
 {
 	static const struct {
@@ -473,6 +504,7 @@ int ctl_run(struct ctl *c)
 		{"moe", EXL3_OP_MOE, 4, prepare_moe},
 		{"mla", EXL3_OP_MLA_DECODE, 1, prepare_mla},
 	};
+	const char *foreign;
 	struct job j = {0};
 	size_t i = 0;
 	int e;
@@ -485,6 +517,10 @@ int ctl_run(struct ctl *c)
 		return ctl_error(CTL_USAGE,
 				 "run %s: arguments or -o are missing; see exl3ctl run --help",
 				 c->args[0]);
+	foreign = foreign_option(c, ops[i].op);
+	if (foreign)
+		return ctl_error(CTL_USAGE, "run %s does not take %s; see exl3ctl run --help",
+				 c->args[0], foreign);
 	e = parse_options(c, &j);
 	if (e == CTL_OK)
 		e = ops[i].prepare(c, &j);

@@ -158,7 +158,9 @@ def test_usage(env):
     program = env.program("exl3ctl")
     for args in ((), ("nonesuch",), ("--nonesuch",), ("run",), ("run", "nonesuch"), ("load",), ("load", "no-directory"),
                  ("status", "surplus"), ("modules",), ("run", "linear", "a"), ("run", "mla"),
-                 ("run", "moe", "m", "p", "x.npy", "-o", "y.npy"), ("--socket",)):
+                 ("run", "moe", "m", "p", "x.npy", "-o", "y.npy"), ("--socket",),
+                 ("run", "linear", "m", "p", "x.npy", "-o", "y.npy", "--lse", "l.npy"),
+                 ("run", "mlp", "m", "p", "x.npy", "-o", "y.npy", "--routed-scale", "2")):
         rc, out, err = env.run(program, *args)
         check(rc == 2 and err.strip(), f"exl3ctl {' '.join(args)}: status {rc}, {out}{err}")
     rc, out, _ = env.run(program, "--help")
