@@ -124,7 +124,6 @@ static void done_arena(struct exl3_job *job)
 	if (a->rc == 0) {
 		a->buf->base = a->buf->arena->dev_ptr;
 		a->buf->bytes = a->buf->arena->bytes;
-		a->w->nr_arenas++;
 	}
 	if (peer) {
 		peer->wait_arena = NULL;

@@ -195,7 +195,6 @@ static void done_buffer_free(struct exl3_job *job)
 {
 	struct exl3_buffer_job *b = (struct exl3_buffer_job *)job;
 
-	b->w->nr_arenas--;
 	free(b->buf);
 	free(b); /* its owner */
 }

@@ -60,7 +60,7 @@ struct exl3_worker {
 	struct exl3_dispatch *dispatch;
 
 	struct exl3_peer *peers; /* list */
-	uint32_t nr_peers, nr_arenas;
+	uint32_t nr_peers;
 	int listen_fd, control_fd, signal_fd, spare_fd;
 	struct exl3_watch *listen_watch, *control_watch, *signal_watch;
 	struct exl3_timer beat, drain_timer, listen_timer;
