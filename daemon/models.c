@@ -209,8 +209,10 @@ int exl3_models_load(struct exl3_models *all, const char *name, const char *path
 		return rc;
 	if (path[0] != '/')
 		return exl3_errf(err, -EINVAL, "model %s: path '%s' is not absolute", name, path);
-	if (exl3_models_find(all, name))
-		return exl3_errf(err, -EEXIST, "model %s is there already: unload it first", name);
+	reg = exl3_models_find(all, name);
+	if (reg)
+		return exl3_errf(err, -EEXIST, "model %s is there already%s: unload it first", name,
+				 reg->state == EXL3_MODEL_FAILED ? " (its load failed)" : "");
 	if (all->nr >= EXL3_MODELS_MAX)
 		return exl3_errf(err, -EDQUOT, "there are %d models already", EXL3_MODELS_MAX);
 	reg = calloc(1, sizeof(*reg));

@@ -188,16 +188,19 @@ static void say_module(const struct query *q, const struct exl3_module_desc *d)
 		    d->experts[0].gate ? "" : ", no gate");
 }
 
-/* Module whose name has most of its beginning and end in common with @name; NULL: there is none. */
+/*
+ * Module whose name has @name in it, else most of its beginning and end in common with it; NULL: none is near.
+ * Linear in both lengths: every client may ask.
+ */
 static const char *nearest(const struct query *q, const char *name)
 {
 	const struct exl3_model *m = q->model;
-	size_t best = 0, len = strlen(name);
+	size_t best = 2, len = strlen(name), least = 0;
 	const char *ret = NULL;
 
 	for (uint32_t i = 0; i < m->nr_modules; i++) {
 		const char *other = m->modules[i].name;
-		size_t n = strlen(other), head = 0, tail = 0;
+		size_t n = strlen(other), head = 0, tail = 0, same;
 
 		if (!wanted(q, m->modules[i].kind))
 			continue;
@@ -206,8 +209,10 @@ static const char *nearest(const struct query *q, const char *name)
 		while (tail < len - head && tail < n - head &&
 		       name[len - 1 - tail] == other[n - 1 - tail])
 			tail++;
-		if (!ret || head + tail > best) {
-			best = head + tail;
+		same = strstr(other, name) ? len : head + tail;
+		if (same > best || (same == best && n < least)) {
+			best = same;
+			least = n;
 			ret = other;
 		}
 	}
