@@ -180,8 +180,10 @@ static void flush_rearm(struct exl3_loop *loop)
 		loop->rearm = watch->next;
 		watch->queued = false;
 		if (watch->polls) {
-			/* Its completion comes back here: to be freed, or armed with its new events. */
-			io_uring_prep_poll_remove(sqe, (unsigned long long)(uintptr_t)watch);
+			/* Its completion comes back here: to be freed, or armed with its new events. Not
+			 * POLL_REMOVE, which gives up (-EALREADY) while somebody is waking the poll: whoever
+			 * writes to its eventfd all the time could keep it for ever. */
+			io_uring_prep_cancel(sqe, watch, 0);
 			io_uring_sqe_set_data(sqe, NULL);
 			continue;
 		}

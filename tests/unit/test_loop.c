@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
@@ -264,6 +265,46 @@ static void jobs_run_in_order(void **state)
 	assert_null(exl3_loop_free(loop));
 }
 
+static void *write_all_the_time(void *arg)
+{
+	const struct seen *s = arg;
+	const uint64_t one = 1;
+
+	while (!__atomic_load_n(&s->drop, __ATOMIC_RELAXED))
+		(void)!write(s->fd, &one, sizeof(one));
+	return NULL;
+}
+
+/* Like a client that kicks without a pause: its watch goes all the same, else the loop's end hangs. */
+static void a_watch_is_dropped_while_it_is_woken(void **state)
+{
+	struct seen s = {.loop = loop_new(), .fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+	pthread_t writer;
+
+	(void)state;
+	assert_true(s.fd >= 0);
+	assert_int_equal(pthread_create(&writer, NULL, write_all_the_time, &s), 0);
+	for (int i = 0; i < 1000; i++) {
+		struct exl3_watch *watches[64];
+
+		/* All of one eventfd: each write takes long to wake them, so that some are met at it. */
+		for (unsigned w = 0; w < TEST_NR(watches); w++)
+			assert_int_equal(exl3_watch_add(s.loop, s.fd, POLLIN, EXL3_WATCH_EDGE,
+							on_event, &s, &watches[w]),
+					 0);
+		exl3_loop_poll(s.loop, 0);
+		for (unsigned w = 0; w < TEST_NR(watches); w++)
+			exl3_watch_drop(s.loop, watches[w]);
+		s.calls = 0;
+		settle(s.loop);
+		assert_int_equal(s.calls, 0);
+	}
+	__atomic_store_n(&s.drop, true, __ATOMIC_RELAXED);
+	pthread_join(writer, NULL);
+	exl3_loop_free(s.loop);
+	close(s.fd);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -273,6 +314,7 @@ int main(void)
 		test_case(timers_in_order),
 		test_case(sleep_ends_with_time_or_event),
 		test_case(jobs_run_in_order),
+		test_case(a_watch_is_dropped_while_it_is_woken),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
