@@ -14,15 +14,14 @@ namespace exl3
 
 extern const gemv_instance gemv_rate_2[], gemv_rate_3[], gemv_rate_4[], gemv_rate_5[], gemv_rate_6[],
 	gemv_rate_7[], gemv_rate_8[], gemv_rate_10[], gemv_rate_12[], gemv_rate_14[], gemv_rate_16[];
-extern const gemv_instance gemv_tune[]; /* variants above 1 */
 
 static const gemv_instance *const gemv_lists[] = {
 	gemv_rate_2, gemv_rate_3,  gemv_rate_4,	 gemv_rate_5,  gemv_rate_6,  gemv_rate_7,
-	gemv_rate_8, gemv_rate_10, gemv_rate_12, gemv_rate_14, gemv_rate_16, gemv_tune};
+	gemv_rate_8, gemv_rate_10, gemv_rate_12, gemv_rate_14, gemv_rate_16};
 
 enum gemv_mode { MODE_AUTO, MODE_FUSED, MODE_SHARED };
 
-enum { VARIANT_AUTO = -1 };
+enum gemv_variant { VARIANT_AUTO = -1, VARIANT_W12, VARIANT_W16 };
 
 /* Blocks of one SM share 227 KiB, of which each takes 1 KiB for the system. */
 static uint32_t gemv_smem_max(const gemv_instance *i) { return (228 / i->per_sm - 1) * 1024; }
@@ -67,9 +66,9 @@ static bool gemv_fits(const gemv_instance *i, uint32_t m, gemv_plan *p)
 }
 
 /*
- * Shape of one launch over @strips strips. Measured on an H200: four tiles per warp are better than eight
- * where an SM has little to do; the image is better shared for m > 8 and where blocks would transform
- * more than about a hundred rows of 128 each.
+ * Shape of one launch over @strips strips. Measured on an H200: 12 warps with more registers and eight
+ * tiles each are best, except for m <= 8 where an SM has little to do; the image is better shared for
+ * m > 8 and where blocks would transform more than about fifty rows of 128 each.
  */
 static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matrix *w, uint32_t strips,
 		       int variant, enum gemv_mode mode, gemv_plan *ret)
@@ -78,7 +77,7 @@ static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matri
 	const uint32_t sms = (uint32_t)a->device_sms;
 
 	if (variant == VARIANT_AUTO)
-		variant = a->m <= 8 && positions / sms <= 110;
+		variant = a->m <= 8 && positions / sms <= 110 ? VARIANT_W16 : VARIANT_W12;
 	for (int bytes = 1; bytes >= 0; bytes--) {
 		const gemv_instance *i = gemv_find(w, a->m, variant, bytes && mode != MODE_SHARED);
 
@@ -107,7 +106,7 @@ static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matri
 			span = kb;
 		*ret = gemv_plan{i, blocks, span, 0};
 		if (mode != MODE_SHARED &&
-		    (mode == MODE_FUSED || i->form == FORM_BYTES || (a->m <= 8 && span * a->m <= 96)) &&
+		    (mode == MODE_FUSED || i->form == FORM_BYTES || (a->m <= 8 && span * a->m <= 48)) &&
 		    gemv_fits(i, a->m, ret))
 			return 0;
 		if (i->form == FORM_BYTES || mode == MODE_FUSED)
@@ -258,22 +257,19 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int variant, enum gemv_
 	{                                                                                          \
 		NAME,                                                                              \
 		[](const struct exl3_cuda_linear *a) {                                             \
-			return exl3::gemv_supports(a, VARIANT, exl3::MODE);                        \
+			return exl3::gemv_supports(a, exl3::VARIANT, exl3::MODE);                        \
 		},                                                                                 \
 		exl3::gemv_ws_bytes,                                                               \
 		[](const struct exl3_cuda_linear *a, cudaStream_t stream) {                        \
-			return exl3::gemv_launch(a, VARIANT, exl3::MODE, stream);                  \
+			return exl3::gemv_launch(a, exl3::VARIANT, exl3::MODE, stream);                  \
 		},                                                                                 \
 	}
 
 extern "C" const struct exl3_cuda_linear_kernel exl3_cuda_gemv_kernels[] = {
-	GEMV_KERNEL("gemv", exl3::VARIANT_AUTO, MODE_AUTO),
-	GEMV_KERNEL("gemv_fused", exl3::VARIANT_AUTO, MODE_FUSED),
-	GEMV_KERNEL("gemv_shared", exl3::VARIANT_AUTO, MODE_SHARED),
-	GEMV_KERNEL("gemv_nt8", 0, MODE_AUTO),
-	GEMV_KERNEL("gemv_nt4", 1, MODE_AUTO),
-	GEMV_KERNEL("gemv_w8", 2, MODE_AUTO),
-	GEMV_KERNEL("gemv_w8_nt4", 3, MODE_AUTO),
-	GEMV_KERNEL("gemv_w12", 4, MODE_AUTO),
+	GEMV_KERNEL("gemv", VARIANT_AUTO, MODE_AUTO),
+	GEMV_KERNEL("gemv_fused", VARIANT_AUTO, MODE_FUSED),
+	GEMV_KERNEL("gemv_shared", VARIANT_AUTO, MODE_SHARED),
+	GEMV_KERNEL("gemv_w12", VARIANT_W12, MODE_AUTO),
+	GEMV_KERNEL("gemv_w16", VARIANT_W16, MODE_AUTO),
 	{},
 };

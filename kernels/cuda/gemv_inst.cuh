@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gemv_inst.cuh - the list of compiled shapes of gemv.cuh; inst/gemv_*.cu instantiate it per bitrate.
- *
- * Variants 0 and 1 exist for every bitrate and codebook, others for the bitrates that are tuned (gemv.cu
- * has their names).
+ * gemv_inst.cuh - the list of compiled shapes of gemv.cuh; inst/gemv_r*.cu instantiate it per bitrate.
  */
 #ifndef EXL3_CUDA_GEMV_INST_CUH
 #define EXL3_CUDA_GEMV_INST_CUH
@@ -30,11 +27,8 @@ static constexpr gemv_instance gemv_entry(int variant)
  * A variant: tiles per warp for 1, 2 and 4 groups of columns, warps per block, blocks per SM, and the
  * share of window cuts on the multiplier's pipe for halves and for mul1 (whose byte sums load that pipe).
  */
-#define GEMV_VARIANT_0 8, 4, 2, 16, 1, 1, 0
+#define GEMV_VARIANT_0 8, 8, 4, 12, 1, 1, 0
 #define GEMV_VARIANT_1 4, 4, 2, 16, 1, 2, 1
-#define GEMV_VARIANT_2 8, 4, 2, 8, 2, 1, 0
-#define GEMV_VARIANT_3 4, 4, 2, 8, 2, 2, 1
-#define GEMV_VARIANT_4 8, 8, 4, 12, 1, 1, 0
 
 #define GEMV_DUP(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM)                                          \
 	gemv_entry<gemv_cfg<R, CB, FORM_DUP, 1, NT1, W, P, HXH>>(V)
