@@ -242,9 +242,18 @@ static void drain(struct supervisor *s, int signo)
 static void reload(struct supervisor *s)
 {
 	struct exl3_sup_msg msg = {.type = EXL3_SUP_RELOAD};
+	struct exl3_config_args args;
+	struct exl3_config fresh;
+	struct exl3_error err;
 
 	if (s->worker)
 		tell(s, &msg, "", MSG_DONTWAIT);
+	/* What a running daemon takes over and we use ourselves; the worker says what is wrong, if it is. */
+	if (exl3_config_read(s->argc, s->argv, &fresh, &args, &err) < 0)
+		return;
+	s->cfg->drain_timeout_s = fresh.drain_timeout_s;
+	exl3_log_set_level(exl3_config_log_level(&fresh));
+	exl3_config_fini(&fresh);
 }
 
 static void on_signals(struct supervisor *s)

@@ -61,6 +61,19 @@ def test_reload(env):
     equal(d.stop(), 0, "status after SIGTERM")
 
 
+def test_supervisor_reloads_too(env):
+    """A worker that hangs is killed when the drain-timeout of now is over, not that of the start."""
+    conf = env.path("drain.conf")
+    write(conf, "drain-timeout = 3600\n")
+    d = env.daemon(args=("--config", conf))
+    write(conf, "drain-timeout = 0\n")
+    hup(d, "configuration read again", 1)
+    os.kill(d.worker_pid(), signal.SIGSTOP)
+    d.proc.send_signal(signal.SIGTERM)
+    equal(d.wait_exit(), 1, "status")
+    check("did not drain in time" in d.log(), "the log does not say why")
+
+
 def test_loads_survive_the_worker(env):
     """A new worker has the models of the old one: those of the start and those that clients loaded and left."""
     d = env.daemon((f"one={TINY}",))
