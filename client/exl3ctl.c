@@ -181,6 +181,8 @@ int ctl_connect(struct ctl *c)
 	case -ESHUTDOWN:
 	case -EOPNOTSUPP:
 		return ctl_error(CTL_REFUSED, "%s", exl3_last_error());
+	case -EACCES:
+		return ctl_error(CTL_UNREACHABLE, "%s", exl3_last_error());
 	case -ENOENT:
 	case -ECONNREFUSED:
 		return ctl_error(CTL_UNREACHABLE,
