@@ -23,8 +23,13 @@ enum gemv_mode { MODE_AUTO, MODE_FUSED, MODE_SHARED };
 
 enum gemv_variant { VARIANT_AUTO = -1, VARIANT_W12, VARIANT_W16 };
 
-/* Blocks of one SM share 227 KiB, of which each takes 1 KiB for the system. */
-static uint32_t gemv_smem_max(const gemv_instance *i) { return (228 / i->per_sm - 1) * 1024; }
+/* Shared memory of a block: an SM's, by compute capability, less 1 KiB per block for the system. */
+static uint32_t gemv_smem_max(const gemv_instance *i, int cc)
+{
+	const uint32_t kib = cc >= 120 ? 100 : cc >= 90 ? 228 : cc == 80 || cc == 87 ? 164 : 100;
+
+	return (kib / i->per_sm - 1) * 1024;
+}
 
 /* Shared image: one warp per 8 (block, token) pairs of a shard; blockIdx.y is the shard. */
 static __global__ void __launch_bounds__(128) gemv_image_kernel(const __grid_constant__ gemv_args a)
@@ -59,10 +64,11 @@ static const gemv_instance *gemv_find(const struct exl3_matrix *w, uint32_t m, i
 	return best;
 }
 
-static bool gemv_fits(const gemv_instance *i, uint32_t m, gemv_plan *p)
+static bool gemv_fits(const gemv_instance *i, const struct exl3_cuda_linear *a, gemv_plan *p)
 {
-	p->smem = gemv_shared(i->shape, m, p->image_blocks).total;
-	return p->smem <= gemv_smem_max(i) && (size_t)p->blocks * m * 512 <= EXL3_CUDA_WS_ZERO;
+	p->smem = gemv_shared(i->shape, a->m, p->image_blocks).total;
+	return p->smem <= gemv_smem_max(i, a->device_cc) &&
+	       (size_t)p->blocks * a->m * 512 <= EXL3_CUDA_WS_ZERO;
 }
 
 /*
@@ -107,12 +113,12 @@ static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matri
 		*ret = gemv_plan{i, blocks, span, 0};
 		if (mode != MODE_SHARED &&
 		    (mode == MODE_FUSED || i->form == FORM_BYTES || (a->m <= 8 && span * a->m <= 48)) &&
-		    gemv_fits(i, a->m, ret))
+		    gemv_fits(i, a, ret))
 			return 0;
 		if (i->form == FORM_BYTES || mode == MODE_FUSED)
 			continue;
 		ret->image_blocks = 0;
-		if (gemv_fits(i, a->m, ret))
+		if (gemv_fits(i, a, ret))
 			return 0;
 	}
 	return -EOPNOTSUPP;
