@@ -48,7 +48,7 @@ ALL_LDFLAGS := $(LDFLAGS) $(SANFLAGS) -Wl,-z,relro,-z,now
 NVCCFLAGS ?= -O3
 # On sm_80, 86, 89, 100 and 120 the portable kernels run; the Hopper ones are compiled for 90a only.
 cuda_gencode = -gencode arch=compute_$(1),code=sm_$(1)
-ALL_NVCCFLAGS := -std=c++17 $(NVCCFLAGS) -lineinfo --threads 2 -Werror all-warnings -I. \
+ALL_NVCCFLAGS := -std=c++17 $(NVCCFLAGS) -lineinfo $(if $(filter 1,$(WERROR)),-Werror all-warnings) -I. \
 	$(foreach a,$(CUDA_ARCHS),$(call cuda_gencode,$(a))) -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wno-unknown-pragmas \
 	-cudart static
 
