@@ -86,7 +86,7 @@ static void memory(const char *path, uint64_t arena_max)
 static void memory_in_use(const char *path, uint64_t arena_max, const char *model,
 			  const char *module)
 {
-	enum { REQUESTS = 64 };
+	enum { REQUESTS = 8 };
 	int sock = raw_connect(path);
 	struct raw_channel ch;
 	struct raw_arena a;
