@@ -24,18 +24,18 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string>
 #include <string.h>
+#include <string>
 #include <time.h>
 #include <vector>
 
-#define CK(x)                                                                                      \
-	do {                                                                                       \
-		cudaError_t e_ = (x);                                                              \
-		if (e_ != cudaSuccess) {                                                           \
-			printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));         \
-			exit(1);                                                                   \
-		}                                                                                  \
+#define CK(x)                                                                              \
+	do {                                                                               \
+		cudaError_t e_ = (x);                                                      \
+		if (e_ != cudaSuccess) {                                                   \
+			printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_)); \
+			exit(1);                                                           \
+		}                                                                          \
 	} while (0)
 
 struct shape {
@@ -63,8 +63,7 @@ static bool failed_cell;
 
 /* ---- timing ---- */
 
-template <class F>
-static double graph_us(int calls, F enqueue, int nr_replays = 0)
+template <class F> static double graph_us(int calls, F enqueue, int nr_replays = 0)
 {
 	cudaGraph_t graph;
 	cudaGraphExec_t exec;
@@ -104,7 +103,8 @@ static double graph_us(int calls, F enqueue, int nr_replays = 0)
 
 __global__ void fill(uint32_t *p, size_t n, uint32_t salt)
 {
-	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+	     i += (size_t)gridDim.x * blockDim.x) {
 		uint32_t x = (uint32_t)i * 2654435761u + salt;
 
 		x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu, x ^= x >> 16;
@@ -115,7 +115,8 @@ __global__ void fill(uint32_t *p, size_t n, uint32_t salt)
 /* fp16: +-magnitude, sign at random. */
 __global__ void fill_half(__half *p, size_t n, float magnitude)
 {
-	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+	     i += (size_t)gridDim.x * blockDim.x) {
 		uint32_t x = (uint32_t)i * 2654435761u;
 
 		p[i] = __float2half((x ^ x >> 15) & 64 ? magnitude : -magnitude);
@@ -125,7 +126,8 @@ __global__ void fill_half(__half *p, size_t n, float magnitude)
 /* [copy][65536 suh, 65536 svh] */
 __global__ void fill_scales(__half *p, float svh)
 {
-	for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < CALLS_MAX * SHARDS * 131072u; i += gridDim.x * blockDim.x) {
+	for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < CALLS_MAX * SHARDS * 131072u;
+	     i += gridDim.x * blockDim.x) {
 		const float v = i & 65536 ? svh : 1.0f;
 
 		p[i] = __float2half((i * 2654435761u >> 16) & 64 ? v : -v);
@@ -137,7 +139,8 @@ __global__ void __launch_bounds__(512) read_all(const uint4 *p, size_t n, uint32
 	const size_t step = (size_t)gridDim.x * blockDim.x;
 	uint32_t s = 0;
 
-	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i + 7 * step < n; i += 8 * step) {
+	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i + 7 * step < n;
+	     i += 8 * step) {
 		uint4 v[8];
 
 #pragma unroll
@@ -160,15 +163,16 @@ __global__ void tiny(uint32_t *p)
 /* cuBLAS, opened at run time: C ABI of the three calls that are used (cublas_v2.h). */
 struct blas {
 	void *handle = NULL;
-	int (*gemm)(void *, int, int, int, int, int, const void *, const void *, int, int, const void *, int, int,
-		    const void *, void *, int, int, int, int) = NULL;
+	int (*gemm)(void *, int, int, int, int, int, const void *, const void *, int, int,
+		    const void *, int, int, const void *, void *, int, int, int, int) = NULL;
 };
 
 static blas open_blas(void)
 {
 	blas b;
 	void *lib = NULL;
-	int (*create)(void **), (*set_stream)(void *, cudaStream_t), (*set_ws)(void *, void *, size_t);
+	int (*create)(void **), (*set_stream)(void *, cudaStream_t),
+		(*set_ws)(void *, void *, size_t);
 
 	for (const char *name : {"libcublas.so.13", "libcublas.so.12", "libcublas.so"})
 		if (!lib)
@@ -181,7 +185,8 @@ static blas open_blas(void)
 	*(void **)&b.gemm = dlsym(lib, "cublasGemmEx");
 	if (!create || !set_stream || !set_ws || !b.gemm || create(&b.handle))
 		return blas();
-	if (set_stream(b.handle, stream) || set_ws(b.handle, ws + ws_bytes - (64u << 20), 64u << 20))
+	if (set_stream(b.handle, stream) ||
+	    set_ws(b.handle, ws + ws_bytes - (64u << 20), 64u << 20))
 		return blas();
 	return b;
 }
@@ -198,8 +203,9 @@ static double blas_us(const blas &b, uint32_t k, uint32_t n, uint32_t m)
 	/* y[m, n] row-major = columns of n: C[n, m] = W[n, k] (row-major [k, n] read as column-major [n, k]) x. */
 	auto enqueue = [&] {
 		for (int i = 0; i < calls; i++)
-			if (b.gemm(b.handle, 0, 0, (int)n, (int)m, (int)k, &one, (char *)pool + (i % copies) * bytes, 14,
-				   (int)n, buffers[i & 1], 14, (int)std::max(k, n), &zero, buffers[~i & 1], 14,
+			if (b.gemm(b.handle, 0, 0, (int)n, (int)m, (int)k, &one,
+				   (char *)pool + (i % copies) * bytes, 14, (int)n, buffers[i & 1],
+				   14, (int)std::max(k, n), &zero, buffers[~i & 1], 14,
 				   (int)std::max(k, n), 68, -1))
 				return 1;
 		return 0;
@@ -214,8 +220,8 @@ static void ceilings(const blas &b)
 	/* Two passes over the pool: the second never finds the first in the L2. */
 	const double us = graph_us(2, [&] {
 		for (int i = 0; i < 2; i++)
-			read_all<<<prop.multiProcessorCount * 4, 512, 0, stream>>>((const uint4 *)pool, POOL_BYTES / 16,
-									     (uint32_t *)ws + (2 << 20));
+			read_all<<<prop.multiProcessorCount * 4, 512, 0, stream>>>(
+				(const uint4 *)pool, POOL_BYTES / 16, (uint32_t *)ws + (2 << 20));
 		return 0;
 	});
 
@@ -225,7 +231,8 @@ static void ceilings(const blas &b)
 			tiny<<<1, 32, 0, stream>>>(pool);
 		return 0;
 	});
-	printf("%s: HBM read %.2f TB/s, tiny kernel in a graph %.2f us", prop.name, read_tbs, tiny_us);
+	printf("%s: HBM read %.2f TB/s, tiny kernel in a graph %.2f us", prop.name, read_tbs,
+	       tiny_us);
 	if (b.handle) {
 		const double t = blas_us(b, 8192, 8192, 4096);
 
@@ -248,7 +255,8 @@ static size_t weight_bytes(const cell &c)
 	return exl3_trellis_bytes(c.s.k, c.s.n, c.rate2);
 }
 
-static double run_cell(const exl3_cuda_linear_kernel *kern, const cell &c, bool programmatic, int ablate)
+static double run_cell(const exl3_cuda_linear_kernel *kern, const cell &c, bool programmatic,
+		       int ablate)
 {
 	const size_t bytes = weight_bytes(c), part = bytes / c.s.shards;
 	const int copies = (int)((COLD_BYTES + bytes - 1) / bytes) + 1;
@@ -275,7 +283,8 @@ static double run_cell(const exl3_cuda_linear_kernel *kern, const cell &c, bool 
 			w.n = w.n_log = c.s.n / c.s.shards;
 			w.rate2 = (uint8_t)c.rate2;
 			w.codebook = (uint8_t)c.codebook;
-			w.trellis = (char *)pool + ((size_t)i * bytes + s * part) % (POOL_BYTES - part) / 16 * 16;
+			w.trellis = (char *)pool +
+				    ((size_t)i * bytes + s * part) % (POOL_BYTES - part) / 16 * 16;
 			/* Cold like the weights: each copy has its own. */
 			w.suh = scales + (size_t)(i * c.s.shards + s) * 131072;
 			w.svh = scales + (size_t)(i * c.s.shards + s) * 131072 + 65536;
@@ -313,7 +322,8 @@ static double bound_us(const cell &c)
 	const double bytes = weight_bytes(c) + 2.0 * c.m * (c.s.k + c.s.n);
 	const double flops = 2.0 * c.m * c.s.k * c.s.n;
 
-	return std::max(bytes / (read_tbs * 1e6), bf16_tflops > 0 ? flops / (bf16_tflops * 1e6) : 0.0);
+	return std::max(bytes / (read_tbs * 1e6),
+			bf16_tflops > 0 ? flops / (bf16_tflops * 1e6) : 0.0);
 }
 
 static std::vector<std::string> split(const char *s)
@@ -339,8 +349,8 @@ static std::string cell_name(const cell &c)
 {
 	char t[96];
 
-	snprintf(t, sizeof(t), "%ux%u%s %g bits %s", c.s.k, c.s.n, c.s.shards > 1 ? " (2 shards)" : "", c.rate2 / 2.0,
-		 codebooks[c.codebook]);
+	snprintf(t, sizeof(t), "%ux%u%s %g bits %s", c.s.k, c.s.n,
+		 c.s.shards > 1 ? " (2 shards)" : "", c.rate2 / 2.0, codebooks[c.codebook]);
 	return t;
 }
 
@@ -353,7 +363,8 @@ static void print_trace(const exl3_cuda_linear_kernel *kern, const cell &c)
 
 	run_cell(kern, c, false, 8);
 	CK(cudaStreamSynchronize(stream));
-	CK(cudaMemcpy(t.data(), ws + ws_bytes - (64u << 20) - t.size() * 4, t.size() * 4, cudaMemcpyDeviceToHost));
+	CK(cudaMemcpy(t.data(), ws + ws_bytes - (64u << 20) - t.size() * 4, t.size() * 4,
+		      cudaMemcpyDeviceToHost));
 	printf("    %-32s m %4u %-20s clocks:", cell_name(c).c_str(), c.m, kern->name);
 	for (int p = 0; p < 5; p++) {
 		double sum = 0, top = 0;
@@ -374,27 +385,31 @@ static double measure(const cell &c, const options &o, const blas &b)
 	const exl3_cuda_linear_kernel *best = NULL;
 	double best_us = INFINITY;
 
-	for (const exl3_cuda_linear_kernel *table : {exl3_cuda_gemv_kernels, exl3_cuda_gemm_kernels})
+	for (const exl3_cuda_linear_kernel *table :
+	     {exl3_cuda_gemv_kernels, exl3_cuda_gemm_kernels})
 		for (const exl3_cuda_linear_kernel *k = table; k->name; k++) {
-			if (!o.kernels.empty() &&
-			    std::find(o.kernels.begin(), o.kernels.end(), k->name) == o.kernels.end())
+			if (!o.kernels.empty() && std::find(o.kernels.begin(), o.kernels.end(),
+							    k->name) == o.kernels.end())
 				continue;
 			const double us = run_cell(k, c, false, 0);
 
 			if (isnan(us))
 				continue;
 			if (weight_bytes(c) / us * 1e-6 > read_tbs * 1.02) {
-				printf("FAILED %s m %u %s: %.2f us is above the read ceiling\n", cell_name(c).c_str(), c.m,
-				       k->name, us);
+				printf("FAILED %s m %u %s: %.2f us is above the read ceiling\n",
+				       cell_name(c).c_str(), c.m, k->name, us);
 				failed_cell = true;
 			}
 			if (o.all)
-				printf("    %-32s m %4u %-20s %8.2f us, programmatic %8.2f\n", cell_name(c).c_str(), c.m,
-				       k->name, us, run_cell(k, c, true, 0));
+				printf("    %-32s m %4u %-20s %8.2f us, programmatic %8.2f\n",
+				       cell_name(c).c_str(), c.m, k->name, us,
+				       run_cell(k, c, true, 0));
 			if (o.ablate && table == exl3_cuda_gemv_kernels) {
-				static const char *const what[] = {"-", "t", "r", "tr", "d", "td", "rd", "trd"};
+				static const char *const what[] = {"-", "t",  "r",  "tr",
+								   "d", "td", "rd", "trd"};
 
-				printf("    %-32s m %4u %-20s without:", cell_name(c).c_str(), c.m, k->name);
+				printf("    %-32s m %4u %-20s without:", cell_name(c).c_str(), c.m,
+				       k->name);
 				for (int f = 1; f < 8; f++)
 					printf("  %s %.2f", what[f], run_cell(k, c, false, f));
 				printf("\n");
@@ -410,13 +425,15 @@ static double measure(const cell &c, const options &o, const blas &b)
 	if (!best)
 		return NAN;
 	if (o.csv) {
-		const double chain = run_cell(best, c, true, 0), cublas = blas_us(b, c.s.k, c.s.n, c.m);
+		const double chain = run_cell(best, c, true, 0),
+			     cublas = blas_us(b, c.s.k, c.s.n, c.m);
 
-		fprintf(o.csv, "%u,%u,%u,%g,%s,f16,%u,%.2f,%.2f,", c.s.k, c.s.n, c.s.shards, c.rate2 / 2.0,
-			codebooks[c.codebook], c.m, best_us, chain);
+		fprintf(o.csv, "%u,%u,%u,%g,%s,f16,%u,%.2f,%.2f,", c.s.k, c.s.n, c.s.shards,
+			c.rate2 / 2.0, codebooks[c.codebook], c.m, best_us, chain);
 		if (!isnan(cublas))
 			fprintf(o.csv, "%.2f", cublas);
-		fprintf(o.csv, ",%s,%.0f,%.1f,%.2f,,\n", best->name, weight_bytes(c) / best_us * 1e-3,
+		fprintf(o.csv, ",%s,%.0f,%.1f,%.2f,,\n", best->name,
+			weight_bytes(c) / best_us * 1e-3,
 			2.0 * c.m * c.s.k * c.s.n / best_us * 1e-6, bound_us(c));
 		fflush(o.csv);
 	}
@@ -435,7 +452,8 @@ int main(int argc, char **argv)
 		const std::string opt = argv[i];
 		const char *val = i + 1 < argc ? argv[i + 1] : "";
 
-		if (opt == "--all" || opt == "--ablate" || opt == "--no-cublas" || opt == "--trace") {
+		if (opt == "--all" || opt == "--ablate" || opt == "--no-cublas" ||
+		    opt == "--trace") {
 			o.trace |= opt == "--trace";
 			o.all |= opt == "--all";
 			o.ablate |= opt == "--ablate";
@@ -460,7 +478,8 @@ int main(int argc, char **argv)
 		} else if (opt == "--replays") {
 			replays = std::max(20, atoi(val));
 		} else {
-			printf("unknown option %s; see the head of bench/kernel_cuda.cu\n", opt.c_str());
+			printf("unknown option %s; see the head of bench/kernel_cuda.cu\n",
+			       opt.c_str());
 			return 2;
 		}
 	}
@@ -483,14 +502,15 @@ int main(int argc, char **argv)
 						id++;
 					const int rate2 = (int)lround(atof(bit.c_str()) * 2);
 
-					if (s < sizeof(shapes) / sizeof(shapes[0]) && exl3_rate_valid(rate2, id) && m &&
-					    m <= EXL3_M_MAX)
+					if (s < sizeof(shapes) / sizeof(shapes[0]) &&
+					    exl3_rate_valid(rate2, id) && m && m <= EXL3_M_MAX)
 						cells.push_back({shapes[s], rate2, id, m});
 				}
 	CK(cudaGetDeviceProperties(&prop, 0));
 	CK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
 	CK(cudaMalloc(&pool, POOL_BYTES));
-	buffer_bytes = std::max((size_t)ms.back() * 34816 * 2, (size_t)4096 * 8192 * 2); /* cuBLAS below */
+	buffer_bytes =
+		std::max((size_t)ms.back() * 34816 * 2, (size_t)4096 * 8192 * 2); /* cuBLAS below */
 	CK(cudaMalloc(&buffers[0], buffer_bytes));
 	CK(cudaMalloc(&buffers[1], buffer_bytes));
 	CK(cudaMalloc(&ws, ws_bytes));
@@ -512,9 +532,11 @@ int main(int argc, char **argv)
 		fprintf(o.csv, "# kernel_cuda");
 		for (int i = 1; i < argc; i++)
 			fprintf(o.csv, " %s", argv[i]);
-		fprintf(o.csv, "; %s; %s; HBM read %.2f TB/s, bf16 %.0f TFLOP/s, tiny kernel %.2f us\n", date, prop.name,
-			read_tbs, bf16_tflops, tiny_us);
-		fprintf(o.csv, "k,n,shards,bits,codebook,dtype,m,us,chain_us,cublas_us,kernel,gbps,tflops,bound_us,max_err,rms_err\n");
+		fprintf(o.csv,
+			"; %s; %s; HBM read %.2f TB/s, bf16 %.0f TFLOP/s, tiny kernel %.2f us\n",
+			date, prop.name, read_tbs, bf16_tflops, tiny_us);
+		fprintf(o.csv, "k,n,shards,bits,codebook,dtype,m,us,chain_us,cublas_us,kernel,gbps,"
+			       "tflops,bound_us,max_err,rms_err\n");
 	}
 	std::vector<double> results;
 	for (const cell &c : cells)
@@ -536,8 +558,8 @@ int main(int argc, char **argv)
 		printf("\n");
 	}
 	if (!cells.empty())
-		printf("repeated at the end: %s m %u: %.2f us, first %.2f\n", cell_name(cells[0]).c_str(), cells[0].m, again,
-		       results[0]);
+		printf("repeated at the end: %s m %u: %.2f us, first %.2f\n",
+		       cell_name(cells[0]).c_str(), cells[0].m, again, results[0]);
 	if (o.csv)
 		fclose(o.csv);
 	return failed_cell;

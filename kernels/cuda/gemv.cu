@@ -12,11 +12,12 @@
 namespace exl3
 {
 
-extern const gemv_instance gemv_rate_2[], gemv_rate_3[], gemv_rate_4[], gemv_rate_5[], gemv_rate_6[],
-	gemv_rate_7[], gemv_rate_8[], gemv_rate_10[], gemv_rate_12[], gemv_rate_14[], gemv_rate_16[];
+extern const gemv_instance gemv_rate_2[], gemv_rate_3[], gemv_rate_4[], gemv_rate_5[],
+	gemv_rate_6[], gemv_rate_7[], gemv_rate_8[], gemv_rate_10[], gemv_rate_12[], gemv_rate_14[],
+	gemv_rate_16[];
 
 static const gemv_instance *const gemv_lists[] = {
-	gemv_rate_2, gemv_rate_3,  gemv_rate_4,	 gemv_rate_5,  gemv_rate_6,  gemv_rate_7,
+	gemv_rate_2, gemv_rate_3,  gemv_rate_4,  gemv_rate_5,  gemv_rate_6, gemv_rate_7,
 	gemv_rate_8, gemv_rate_10, gemv_rate_12, gemv_rate_14, gemv_rate_16};
 
 enum gemv_mode { MODE_AUTO, MODE_FUSED, MODE_SHARED };
@@ -49,14 +50,16 @@ struct gemv_plan {
 	uint32_t smem;
 };
 
-static const gemv_instance *gemv_find(const struct exl3_matrix *w, uint32_t m, int variant, bool bytes)
+static const gemv_instance *gemv_find(const struct exl3_matrix *w, uint32_t m, int variant,
+				      bool bytes)
 {
 	const gemv_instance *best = NULL;
 
 	for (const gemv_instance *list : gemv_lists)
 		for (const gemv_instance *i = list; i->kernel; i++) {
-			if (i->rate2 != w->rate2 || i->codebook != w->codebook || i->variant != variant ||
-			    i->shape.tokens < m || (i->form == FORM_BYTES && !bytes))
+			if (i->rate2 != w->rate2 || i->codebook != w->codebook ||
+			    i->variant != variant || i->shape.tokens < m ||
+			    (i->form == FORM_BYTES && !bytes))
 				continue;
 			if (!best || i->shape.tokens < best->shape.tokens)
 				best = i;
@@ -76,8 +79,8 @@ static bool gemv_fits(const gemv_instance *i, const struct exl3_cuda_linear *a, 
  * tiles each are best, except for m <= 8 where an SM has little to do; the image is better shared for
  * m > 8 and where blocks would transform more than about fifty rows of 128 each.
  */
-static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matrix *w, uint32_t strips,
-		       int variant, enum gemv_mode mode, gemv_plan *ret)
+static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matrix *w,
+		       uint32_t strips, int variant, enum gemv_mode mode, gemv_plan *ret)
 {
 	const uint32_t kt = w->k / 16, kb = kt / 8, positions = strips * kt;
 	const uint32_t sms = (uint32_t)a->device_sms;
@@ -112,7 +115,8 @@ static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matri
 			span = kb;
 		*ret = gemv_plan{i, blocks, span, 0};
 		if (mode != MODE_SHARED &&
-		    (mode == MODE_FUSED || i->form == FORM_BYTES || (a->m <= 8 && span * a->m <= 48)) &&
+		    (mode == MODE_FUSED || i->form == FORM_BYTES ||
+		     (a->m <= 8 && span * a->m <= 48)) &&
 		    gemv_fits(i, a, ret))
 			return 0;
 		if (i->form == FORM_BYTES || mode == MODE_FUSED)
@@ -130,8 +134,8 @@ static size_t gemv_image_bytes(const struct exl3_cuda_linear *a)
 }
 
 /* Shards that are alike, from @from on, packed into one launch; @done marks them. */
-static uint32_t gemv_gather(const struct exl3_cuda_linear *a, uint32_t from, bool *done, gemv_args *g,
-			    uint32_t *strips)
+static uint32_t gemv_gather(const struct exl3_cuda_linear *a, uint32_t from, bool *done,
+			    gemv_args *g, uint32_t *strips)
 {
 	const struct exl3_matrix *first = &a->shard[from];
 	uint32_t base_log = 0, base_stored = 0, nr = 0;
@@ -140,7 +144,8 @@ static uint32_t gemv_gather(const struct exl3_cuda_linear *a, uint32_t from, boo
 	for (uint32_t s = 0; s < a->nr_shards; s++) {
 		const struct exl3_matrix *w = &a->shard[s];
 
-		if (s >= from && !done[s] && w->rate2 == first->rate2 && w->codebook == first->codebook) {
+		if (s >= from && !done[s] && w->rate2 == first->rate2 &&
+		    w->codebook == first->codebook) {
 			g->shard[nr++] = gemv_shard{(const uint32_t *)w->trellis,
 						    (const __half *)w->suh,
 						    (const __half *)w->svh,
@@ -238,8 +243,8 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int variant, enum gemv_
 			const uint32_t steps = (g.kt / 8 * a->m + 7) / 8;
 
 			e = gemv_launch_one((const void *)gemv_image_kernel,
-					    dim3((steps + 3) / 4, g.nr_shards), 128, 0, programmatic, &g,
-					    stream);
+					    dim3((steps + 3) / 4, g.nr_shards), 128, 0,
+					    programmatic, &g, stream);
 			if (e != cudaSuccess)
 				return -EIO;
 			/* Inside the operation, the weights' first loads may overlap the transform. */
@@ -249,7 +254,8 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int variant, enum gemv_
 					 cudaFuncAttributeMaxDynamicSharedMemorySize, (int)p.smem);
 		if (e == cudaSuccess)
 			e = gemv_launch_one((const void *)p.inst->kernel, dim3(p.blocks),
-					    p.inst->shape.warps * 32u, p.smem, programmatic, &g, stream);
+					    p.inst->shape.warps * 32u, p.smem, programmatic, &g,
+					    stream);
 		if (e != cudaSuccess)
 			return -EIO;
 		programmatic = a->programmatic && a->device_cc >= 90;
@@ -259,16 +265,16 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int variant, enum gemv_
 
 } /* namespace exl3 */
 
-#define GEMV_KERNEL(NAME, VARIANT, MODE)                                                           \
-	{                                                                                          \
-		NAME,                                                                              \
-		[](const struct exl3_cuda_linear *a) {                                             \
-			return exl3::gemv_supports(a, exl3::VARIANT, exl3::MODE);                        \
-		},                                                                                 \
-		exl3::gemv_ws_bytes,                                                               \
-		[](const struct exl3_cuda_linear *a, cudaStream_t stream) {                        \
-			return exl3::gemv_launch(a, exl3::VARIANT, exl3::MODE, stream);                  \
-		},                                                                                 \
+#define GEMV_KERNEL(NAME, VARIANT, MODE)                                                        \
+	{                                                                                       \
+		NAME,                                                                           \
+			[](const struct exl3_cuda_linear *a) {                                  \
+				return exl3::gemv_supports(a, exl3::VARIANT, exl3::MODE);       \
+			},                                                                      \
+			exl3::gemv_ws_bytes,                                                    \
+			[](const struct exl3_cuda_linear *a, cudaStream_t stream) {             \
+				return exl3::gemv_launch(a, exl3::VARIANT, exl3::MODE, stream); \
+			},                                                                      \
 	}
 
 extern "C" const struct exl3_cuda_linear_kernel exl3_cuda_gemv_kernels[] = {

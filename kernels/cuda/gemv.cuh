@@ -38,67 +38,28 @@
 #ifndef EXL3_CUDA_GEMV_CUH
 #define EXL3_CUDA_GEMV_CUH
 
-#include "kernels/cuda/hadamard.cuh"
-#include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/gemv_image.cuh"
 #include "kernels/cuda/trellis.cuh"
 
 namespace exl3
 {
-
-enum gemv_form {
-	FORM_DUP,    /* mcg, 3inst; m <= 8 */
-	FORM_PACKED, /* any */
-	FORM_BYTES,  /* mul1: int8, two columns per token (value = hi + lo / 254), m <= 4 * MG */
-};
-
-struct gemv_shard {
-	const uint32_t *trellis;
-	const __half *suh, *svh;
-	const float *bias; /* or NULL */
-	uint32_t strip;    /* first of it in the launch's list */
-	uint32_t nt;       /* n / 16 */
-	uint32_t n_log;
-	uint32_t base_log, base_stored; /* columns of y before it */
-};
-
-struct gemv_args {
-	gemv_shard shard[EXL3_CUDA_SHARDS_MAX];
-	rows r;
-	uint32_t nr_shards;
-	uint32_t m;
-	uint32_t kt;           /* k / 16 */
-	uint32_t m_inverse;    /* ceil(2^32 / m), for m > 1 */
-	uint32_t positions;    /* of all shards */
-	uint32_t share, rest;  /* positions / blocks, and the remainder */
-	uint32_t blocks_inverse; /* ceil(2^32 / blocks), for blocks > 1 */
-	uint32_t image_blocks; /* fused: 128-blocks of k that the image in shared memory holds; else 0 */
-	uint32_t ablate;       /* bench only: what is left out, enum gemv_ablate */
-	uint32_t *image;       /* shared: [shard][k / 16][m][8] words */
-	uint32_t *slots;       /* [block][m][128] handed-over sums */
-	uint32_t *trace;       /* ABLATE_TRACE: [block][8] */
-};
-
-enum gemv_ablate {
-	ABLATE_TRANSFORM = 1, /* the image is not made */
-	ABLATE_REDUCE = 2,    /* no sums across blocks, no output */
-	ABLATE_DECODE = 4,    /* weights are loaded, not used */
-	ABLATE_TRACE = 8,     /* points in time are written to trace */
-};
 
 template <int RATE2_, int CB_, gemv_form FORM_, int MG_, int NT_, int WARPS_, int PER_SM_, int HX_>
 struct gemv_cfg {
 	static constexpr int RATE2 = RATE2_, CB = CB_, MG = MG_, NT = NT_, WARPS = WARPS_;
 	static constexpr int PER_SM = PER_SM_, HX = HX_;
 	static constexpr gemv_form FORM = FORM_;
-	static constexpr int HALVES = 8 / NT;         /* parts of a strip's columns */
-	static constexpr int KG     = WARPS / HALVES; /* positions in work at a time */
+	static constexpr int HALVES = 8 / NT;     /* parts of a strip's columns */
+	static constexpr int KG = WARPS / HALVES; /* positions in work at a time */
 	static constexpr int TOKENS = FORM == FORM_BYTES ? 4 * MG : 8 * MG;
-	static constexpr int ITEM   = NT * 16 * RATE2; /* bytes of weights of a warp's step */
+	static constexpr int ITEM = NT * 16 * RATE2; /* bytes of weights of a warp's step */
 	/* Enough stages to cover the latency of memory: about 96 KiB of an SM, most of it in flight. */
-	static constexpr int FIT = 96 * 1024 / (WARPS * PER_SM) / (ITEM + (MG == 1 ? 0 : 32 * TOKENS));
+	static constexpr int FIT =
+		96 * 1024 / (WARPS * PER_SM) / (ITEM + (MG == 1 ? 0 : 32 * TOKENS));
 	static constexpr int STAGES = FIT < 3 ? 3 : FIT > 8 ? 8 : FIT;
-	static constexpr int ROW    = NT * 16 + 4; /* floats: a warp's four quarters in different banks */
-	static constexpr int RED    = TOKENS < 16 ? TOKENS : 16; /* tokens reduced at a time */
+	static constexpr int ROW =
+		NT * 16 + 4; /* floats: a warp's four quarters in different banks */
+	static constexpr int RED = TOKENS < 16 ? TOKENS : 16; /* tokens reduced at a time */
 
 	static_assert(8 % NT == 0 && WARPS % HALVES == 0, "warps tile a strip");
 	static_assert(ITEM % 16 == 0, "copies of 16 bytes");
@@ -113,8 +74,7 @@ struct gemv_shape {
 	uint16_t item, row;
 };
 
-template <class C>
-static constexpr EXL3_HD gemv_shape gemv_shape_of()
+template <class C> static constexpr EXL3_HD gemv_shape gemv_shape_of()
 {
 	return {C::WARPS, C::STAGES, C::TOKENS, C::RED, C::ITEM, C::ROW};
 }
@@ -156,142 +116,6 @@ EXL3_DEV int gemv_shard_of(const gemv_args &a, uint32_t strip)
 	return s;
 }
 
-/* i / m for i < 2^16. */
-EXL3_DEV uint32_t gemv_div_m(const gemv_args &a, uint32_t i)
-{
-	return a.m == 1 ? i : __umulhi(i, a.m_inverse);
-}
-
-/*
- * Makes rows of the image: blocks kb0 .. kb0 + nb - 1 (modulo kb) of k for all m tokens, 8 (block, token)
- * pairs per step of a warp. Column c of the MMA is pair (c >> 1) + 4 * (c & 1): neighbours in the
- * result's lanes are then 8 words apart, in different banks. @peak: bits of each token's largest |value|.
- */
-EXL3_DEV void gemv_transform(const gemv_args &a, const __half *suh, uint32_t kb0, uint32_t nb,
-			     uint32_t *image, uint32_t *peak, uint32_t warp, uint32_t nr_warps)
-{
-	int lane = threadIdx.x & 31;
-
-	keep(lane); /* or what depends on it alone is kept in registers all through the main loop */
-	keep(warp);
-	const int g = lane >> 2, q = lane & 3;
-	const uint32_t m = a.m, total = nb * m, kb = a.kt / 8;
-	uint32_t h[4];
-
-	had_matrix(lane, h);
-#pragma unroll 1
-	for (uint32_t r0 = warp * 8; r0 < total; r0 += nr_warps * 8) {
-		const uint32_t r = r0 + (g >> 1) + 4 * (g & 1);
-		uint4 x[4];
-		float d[8][4];
-
-		if (r < total) {
-			const uint32_t block = gemv_div_m(a, r);
-			const row_in src = row_source(a.r, r - block * m);
-			const uint32_t b = kb0 + block < kb ? kb0 + block : kb0 + block - kb;
-
-			load_scaled(src, b * 128 + 8 * q, suh, x);
-		} else {
-#pragma unroll
-			for (int c = 0; c < 4; c++)
-				x[c] = make_uint4(0, 0, 0, 0);
-		}
-		__syncwarp();
-		had_rows(h, x, d);
-#pragma unroll
-		for (int odd = 0; odd < 2; odd++) {
-			const uint32_t ro = r0 + q + 4 * odd;
-
-			if (ro >= total)
-				continue;
-			const uint32_t block = gemv_div_m(a, ro), token = ro - block * m;
-			uint32_t *out = image + ((block * 8 + had_group(0, lane)) * m + token) * 8 +
-					had_word(0, lane);
-			uint32_t top = 0;
-
-#pragma unroll
-			for (int i = 0; i < 8; i++) {
-				const uint32_t v = had_pack(d[i], odd);
-
-				out[(i >> 1) * 16 * m + (i & 1) * 4] = v;
-				/* fp16 bits without the sign order like the values, NaN above all. */
-				top = max(top, max(v & 0x7fff, v >> 16 & 0x7fff));
-			}
-			if (peak)
-				atomicMax(peak + token, top);
-		}
-		__syncwarp();
-	}
-}
-
-/*
- * The same with one row per warp: less to do at once, so a shorter way for a few rows. Lane l has values
- * 4l .. 4l + 3 of a block: word pairs of 16-group l / 4.
- */
-EXL3_DEV void gemv_transform_few(const gemv_args &a, const __half *suh, uint32_t kb0, uint32_t nb, uint32_t *image,
-				 uint32_t *peak, uint32_t warp, uint32_t nr_warps)
-{
-	uint32_t lane = threadIdx.x & 31;
-
-	keep(lane);
-	keep(warp);
-	const uint32_t m = a.m, total = nb * m, kb = a.kt / 8, t = lane & 3;
-
-#pragma unroll 1
-	for (uint32_t r = warp; r < total; r += nr_warps) {
-		const uint32_t block = gemv_div_m(a, r), token = r - block * m;
-		const uint32_t b = kb0 + block < kb ? kb0 + block : kb0 + block - kb;
-		uint32_t *out = image + ((block * 8 + (lane >> 2)) * m + token) * 8 + (t >> 1);
-		float v[4];
-
-		load_scaled(row_source(a.r, token), b * 128 + 4 * lane, suh, v);
-		__syncwarp();
-		had_warp(v);
-		const uint32_t lo = pack_f16(v[0] * HAD_IN_SCALE, v[1] * HAD_IN_SCALE);
-		const uint32_t hi = pack_f16(v[2] * HAD_IN_SCALE, v[3] * HAD_IN_SCALE);
-
-		/* Pairs 2t and 2t + 1 of the group's eight: words 2 (pair & 3) + pair / 4. */
-		out[4 * (t & 1)] = lo;
-		out[4 * (t & 1) + 2] = hi;
-		if (peak) {
-			uint32_t top = max(max(lo & 0x7fff, lo >> 16 & 0x7fff), max(hi & 0x7fff, hi >> 16 & 0x7fff));
-
-#pragma unroll
-			for (int s = 1; s < 32; s *= 2)
-				top = max(top, __shfl_xor_sync(~0u, top, s));
-			if (lane == 0)
-				atomicMax(peak + token, top);
-		}
-	}
-}
-
-/*
- * fp16 image to int8 in place: the word pair of a lane quarter becomes its four hi and four lo bytes.
- * @peak: fp16 bits of each token's largest |value|.
- */
-EXL3_DEV void gemv_quantize(uint32_t *image, uint32_t pairs, uint32_t m, const uint32_t *peak)
-{
-	for (uint32_t i = threadIdx.x; i < pairs; i += blockDim.x) {
-		const uint2 v = ((const uint2 *)image)[i];
-		const float top = half_bits(peak[(i >> 2) % m]);
-		const float q = top * (1.0f / 127.0f), inv = top > 0.0f ? 127.0f / top : 0.0f;
-		const float fine = inv * 254.0f;
-		const uint32_t half[4] = {v.x & 0xffff, v.x >> 16, v.y & 0xffff, v.y >> 16};
-		uint32_t hi = 0, lo = 0;
-
-#pragma unroll
-		for (int j = 0; j < 4; j++) {
-			const float f = half_bits(half[j]);
-			const int ih = max(-127, min(127, __float2int_rn(f * inv)));
-			const int il = max(-127, min(127, __float2int_rn((f - q * (float)ih) * fine)));
-
-			hi |= (uint32_t)(ih & 255) << (8 * j);
-			lo |= (uint32_t)(il & 255) << (8 * j);
-		}
-		((uint2 *)image)[i] = make_uint2(hi, lo);
-	}
-}
-
 /* Four sums to another block, and from it. */
 EXL3_DEV uint32_t slot_bits(float v)
 {
@@ -302,7 +126,8 @@ EXL3_DEV uint32_t slot_bits(float v)
 
 EXL3_DEV void slot_send(uint32_t *slot, const float (&v)[4])
 {
-	store_relaxed(slot, make_uint4(slot_bits(v[0]), slot_bits(v[1]), slot_bits(v[2]), slot_bits(v[3])));
+	store_relaxed(slot, make_uint4(slot_bits(v[0]), slot_bits(v[1]), slot_bits(v[2]),
+				       slot_bits(v[3])));
 }
 
 EXL3_DEV void slot_add(uint32_t *slot, uint4 w, float (&v)[4])
@@ -316,15 +141,13 @@ EXL3_DEV void slot_add(uint32_t *slot, uint4 w, float (&v)[4])
 	v[3] += __uint_as_float(~w.w);
 }
 
-template <class C>
-struct gemv_acc {
+template <class C> struct gemv_acc {
 	float f[C::FORM == FORM_BYTES ? 1 : C::NT][C::MG][4];
 	int i[C::FORM == FORM_BYTES ? C::NT : 1][C::MG][4];
 	int sum[C::MG]; /* bytes: of this lane's activations */
 };
 
-template <class C>
-EXL3_DEV void gemv_clear(gemv_acc<C> &acc)
+template <class C> EXL3_DEV void gemv_clear(gemv_acc<C> &acc)
 {
 #pragma unroll
 	for (int g = 0; g < C::MG; g++) {
@@ -341,8 +164,7 @@ EXL3_DEV void gemv_clear(gemv_acc<C> &acc)
 }
 
 /* This lane's part of the B image of a k-tile: byte offset of its words, per group of columns. */
-template <class C>
-EXL3_DEV void gemv_b_offsets(int lane, uint32_t m, uint32_t (&offset)[C::MG])
+template <class C> EXL3_DEV void gemv_b_offsets(int lane, uint32_t m, uint32_t (&offset)[C::MG])
 {
 	const int g = lane >> 2, q = lane & 3;
 
@@ -350,7 +172,8 @@ EXL3_DEV void gemv_b_offsets(int lane, uint32_t m, uint32_t (&offset)[C::MG])
 #pragma unroll
 	for (int j = 0; j < C::MG; j++) {
 		if constexpr (C::FORM == FORM_BYTES)
-			offset[j] = min((uint32_t)(j * 4 + (g >> 1)), m - 1) * 32 + 8 * q + 4 * (g & 1);
+			offset[j] =
+				min((uint32_t)(j * 4 + (g >> 1)), m - 1) * 32 + 8 * q + 4 * (g & 1);
 		else
 			offset[j] = min((uint32_t)(j * 8 + g), m - 1) * 32 + 8 * q;
 		keep(offset[j]);
@@ -448,8 +271,9 @@ EXL3_DEV void gemv_flush(gemv_acc<C> &acc, float *red, int token0, uint32_t m, c
 			if (token < m) {
 				const float unit = half_bits(peak[token]) * (1.0f / 127.0f);
 				const float hi = unit * MUL1_SCALE, lo = hi * (1.0f / 254.0f);
-				const float mean = unit * MUL1_MEAN *
-						   ((float)sum_hi + (float)sum_lo * (1.0f / 254.0f));
+				const float mean =
+					unit * MUL1_MEAN *
+					((float)sum_hi + (float)sum_lo * (1.0f / 254.0f));
 
 #pragma unroll
 				for (int t = 0; t < C::NT; t++) {
@@ -493,8 +317,8 @@ struct gemv_out {
 	uint32_t n;
 };
 
-EXL3_DEV gemv_out gemv_prepare(const gemv_args &a, const gemv_shard &s, uint32_t strip, uint32_t token,
-			      uint32_t lane)
+EXL3_DEV gemv_out gemv_prepare(const gemv_args &a, const gemv_shard &s, uint32_t strip,
+			       uint32_t token, uint32_t lane)
 {
 	gemv_out o;
 
@@ -556,8 +380,8 @@ EXL3_DEV void gemv_reduce(const gemv_args &a, const gemv_shard &s, uint32_t stri
 			out = gemv_prepare(a, s, strip, token, lane);
 #pragma unroll 4
 		for (int kg = 0; kg < C::KG; kg++) {
-			const float4 r =
-				*(const float4 *)(red + (kg * C::HALVES + half) * part + t * C::ROW + col);
+			const float4 r = *(const float4 *)(red + (kg * C::HALVES + half) * part +
+							   t * C::ROW + col);
 
 			v[0] += r.x;
 			v[1] += r.y;
@@ -594,11 +418,10 @@ EXL3_DEV void gemv_reduce(const gemv_args &a, const gemv_shard &s, uint32_t stri
  * What a warp copies next: positions downwards, KG apart. Inside a strip only pointers move; the rest is
  * worked out again at its end.
  */
-template <class C>
-struct gemv_loader {
-	int left;        /* steps to the end of the warp's work */
-	int strip_left;  /* steps to the end of the strip */
-	int position;    /* of the first step after this strip's */
+template <class C> struct gemv_loader {
+	int left;       /* steps to the end of the warp's work */
+	int strip_left; /* steps to the end of the strip */
+	int position;   /* of the first step after this strip's */
 	uint32_t strip;
 	const char *src; /* this lane's bytes of the weights */
 	const char *b;   /* shared image: this lane's bytes of it */
@@ -684,8 +507,8 @@ EXL3_DEV void gemv_trace(const gemv_args &a, int point)
 
 /* Fused: the part of the image that the rest of the range needs; returns its first block of k. */
 template <class C>
-EXL3_DEV uint32_t gemv_make_image(const gemv_args &a, const gemv_layout &l, int shard, uint32_t begin, uint32_t hi,
-				  char *smem)
+EXL3_DEV uint32_t gemv_make_image(const gemv_args &a, const gemv_layout &l, int shard,
+				  uint32_t begin, uint32_t hi, char *smem)
 {
 	uint32_t *image = (uint32_t *)(smem + l.image);
 	uint32_t *peak = (uint32_t *)(smem + l.peak);
@@ -722,8 +545,9 @@ EXL3_DEV uint32_t gemv_make_image(const gemv_args &a, const gemv_layout &l, int 
 
 /* A warp's steps of one strip. @issued, @taken: its steps copied and multiplied so far, in its whole range. */
 template <class C, bool FUSED>
-EXL3_DEV void gemv_strip(const gemv_args &a, const gemv_layout &l, uint32_t smem, uint32_t begin, uint32_t end,
-			 uint32_t strip, uint32_t kb0, int &issued, int &taken, gemv_acc<C> &acc)
+EXL3_DEV void gemv_strip(const gemv_args &a, const gemv_layout &l, uint32_t smem, uint32_t begin,
+			 uint32_t end, uint32_t strip, uint32_t kb0, int &issued, int &taken,
+			 gemv_acc<C> &acc)
 {
 	uint32_t thread = threadIdx.x;
 
@@ -736,10 +560,12 @@ EXL3_DEV void gemv_strip(const gemv_args &a, const gemv_layout &l, uint32_t smem
 	int steps = position >= (int)lo ? (position - (int)lo) / C::KG + 1 : 0;
 	/* A strip's k-tiles lie in the image in one piece. */
 	const int kt = position - (int)top;
-	const int image_row = kt >= (int)(8 * kb0) ? kt - (int)(8 * kb0) : kt + (int)(a.kt - 8 * kb0);
+	const int image_row =
+		kt >= (int)(8 * kb0) ? kt - (int)(8 * kb0) : kt + (int)(a.kt - 8 * kb0);
 	const run_lane<C::RATE2> rl(lane);
 	uint32_t b_offset[C::MG];
-	uint32_t stage = l.stage, ring = smem + warp * C::STAGES * stage, ring_end = ring + C::STAGES * stage;
+	uint32_t stage = l.stage, ring = smem + warp * C::STAGES * stage,
+		 ring_end = ring + C::STAGES * stage;
 	uint32_t tiles = ring + taken % C::STAGES * stage;
 	uint32_t dst = ring + (taken + C::STAGES - 1) % C::STAGES * stage + lane * 16;
 	uint32_t b_image = smem + l.image + image_row * (m * 32), b_step = C::KG * m * 32;
@@ -775,7 +601,8 @@ EXL3_DEV void gemv_strip(const gemv_args &a, const gemv_layout &l, uint32_t smem
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::WARPS * 32, C::PER_SM) gemv_kernel(const __grid_constant__ gemv_args a)
+__global__ void __launch_bounds__(C::WARPS * 32, C::PER_SM)
+	gemv_kernel(const __grid_constant__ gemv_args a)
 {
 	extern __shared__ __align__(128) char gemv_smem[];
 	const gemv_layout l = gemv_shared(gemv_shape_of<C>(), a.m, a.image_blocks);
@@ -787,8 +614,8 @@ __global__ void __launch_bounds__(C::WARPS * 32, C::PER_SM) gemv_kernel(const __
 
 	gemv_trace(a, 0);
 	/* One miss of the constant cache instead of several in a row. */
-	asm volatile("" ::"r"(a.shard[0].nt), "l"(a.shard[0].svh), "r"(a.r.x_stride), "l"(a.r.x), "r"(a.m), "r"(a.kt),
-		     "r"(a.share), "r"(a.image_blocks), "l"(a.slots));
+	asm volatile("" ::"r"(a.shard[0].nt), "l"(a.shard[0].svh), "r"(a.r.x_stride), "l"(a.r.x),
+		     "r"(a.m), "r"(a.kt), "r"(a.share), "r"(a.image_blocks), "l"(a.slots));
 	/* Weights do not depend on earlier kernels, so they are asked for before anything is waited for. */
 	{
 		const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -834,7 +661,8 @@ __global__ void __launch_bounds__(C::WARPS * 32, C::PER_SM) gemv_kernel(const __
 		gemv_acc<C> acc;
 
 		if (fused && shard != image_shard) {
-			kb0 = gemv_make_image<C>(a, l, shard, begin, min(end, top + a.kt), gemv_smem);
+			kb0 = gemv_make_image<C>(a, l, shard, begin, min(end, top + a.kt),
+						 gemv_smem);
 			image_shard = shard;
 		}
 		gemv_trace(a, 2);
@@ -842,7 +670,8 @@ __global__ void __launch_bounds__(C::WARPS * 32, C::PER_SM) gemv_kernel(const __
 		if (fused)
 			gemv_strip<C, true>(a, l, smem, begin, end, strip, kb0, issued, taken, acc);
 		else
-			gemv_strip<C, false>(a, l, smem, begin, end, strip, kb0, issued, taken, acc);
+			gemv_strip<C, false>(a, l, smem, begin, end, strip, kb0, issued, taken,
+					     acc);
 		gemv_trace(a, 3);
 #pragma unroll
 		for (int token0 = 0; token0 < C::TOKENS; token0 += C::RED) {
@@ -855,7 +684,8 @@ __global__ void __launch_bounds__(C::WARPS * 32, C::PER_SM) gemv_kernel(const __
 				      (const uint32_t *)(gemv_smem + l.peak));
 			__syncthreads();
 			gemv_trace(a, 4);
-			gemv_reduce<C>(a, a.shard[shard], strip, red, token0, lo, end >= top + a.kt);
+			gemv_reduce<C>(a, a.shard[shard], strip, red, token0, lo,
+				       end >= top + a.kt);
 		}
 		if (lo == begin)
 			break;

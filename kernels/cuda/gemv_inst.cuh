@@ -17,10 +17,10 @@ struct gemv_instance {
 	gemv_shape shape;
 };
 
-template <class C>
-static constexpr gemv_instance gemv_entry(int variant)
+template <class C> static constexpr gemv_instance gemv_entry(int variant)
 {
-	return {gemv_kernel<C>, C::RATE2, C::CB, C::FORM, (uint8_t)variant, C::PER_SM, C::KG, gemv_shape_of<C>()};
+	return {gemv_kernel<C>,   C::RATE2,  C::CB, C::FORM,
+		(uint8_t)variant, C::PER_SM, C::KG, gemv_shape_of<C>()};
 }
 
 /*
@@ -30,20 +30,21 @@ static constexpr gemv_instance gemv_entry(int variant)
 #define GEMV_VARIANT_0 8, 8, 4, 12, 1, 1, 0
 #define GEMV_VARIANT_1 4, 4, 2, 16, 1, 2, 1
 
-#define GEMV_DUP(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM)                                          \
+#define GEMV_DUP(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM) \
 	gemv_entry<gemv_cfg<R, CB, FORM_DUP, 1, NT1, W, P, HXH>>(V)
-#define GEMV_PACKED_2(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM)                                     \
+#define GEMV_PACKED_2(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM) \
 	gemv_entry<gemv_cfg<R, CB, FORM_PACKED, 2, NT2, W, P, CB == CB_MUL1 ? HXM : HXH>>(V)
-#define GEMV_PACKED_4(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM)                                     \
+#define GEMV_PACKED_4(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM) \
 	gemv_entry<gemv_cfg<R, CB, FORM_PACKED, 4, NT4, W, P, CB == CB_MUL1 ? HXM : HXH>>(V)
-#define GEMV_BYTES(R, V, NT1, NT2, NT4, W, P, HXH, HXM)                                            \
+#define GEMV_BYTES(R, V, NT1, NT2, NT4, W, P, HXH, HXM) \
 	gemv_entry<gemv_cfg<R, CB_MUL1, FORM_BYTES, 1, NT1, W, P, HXM>>(V)
-#define GEMV_PACKED_1(R, V, NT1, NT2, NT4, W, P, HXH, HXM)                                         \
+#define GEMV_PACKED_1(R, V, NT1, NT2, NT4, W, P, HXH, HXM) \
 	gemv_entry<gemv_cfg<R, CB_MUL1, FORM_PACKED, 1, NT1, W, P, HXM>>(V)
 #define GEMV_EXPAND(M, ...) M(__VA_ARGS__)
 
-#define GEMV_HALVES(R, CB, V, ...)                                                                 \
-	GEMV_EXPAND(GEMV_DUP, R, CB, V, __VA_ARGS__), GEMV_EXPAND(GEMV_PACKED_2, R, CB, V, __VA_ARGS__), \
+#define GEMV_HALVES(R, CB, V, ...)                                 \
+	GEMV_EXPAND(GEMV_DUP, R, CB, V, __VA_ARGS__),              \
+		GEMV_EXPAND(GEMV_PACKED_2, R, CB, V, __VA_ARGS__), \
 		GEMV_EXPAND(GEMV_PACKED_4, R, CB, V, __VA_ARGS__)
 #define GEMV_MUL1(R, V, ...)                                                                       \
 	GEMV_EXPAND(GEMV_BYTES, R, V, __VA_ARGS__), GEMV_EXPAND(GEMV_PACKED_1, R, V, __VA_ARGS__), \
@@ -51,26 +52,27 @@ static constexpr gemv_instance gemv_entry(int variant)
 		GEMV_EXPAND(GEMV_PACKED_4, R, CB_MUL1, V, __VA_ARGS__)
 
 /* Variant 1 differs where there is one group of columns, m <= 8. */
-#define GEMV_SMALL(R)                                                                              \
-	GEMV_EXPAND(GEMV_BYTES, R, 1, GEMV_VARIANT_1), GEMV_EXPAND(GEMV_PACKED_1, R, 1, GEMV_VARIANT_1)
+#define GEMV_SMALL(R)                                  \
+	GEMV_EXPAND(GEMV_BYTES, R, 1, GEMV_VARIANT_1), \
+		GEMV_EXPAND(GEMV_PACKED_1, R, 1, GEMV_VARIANT_1)
 
-#define EXL3_GEMV_WHOLE(R)                                                                         \
-	namespace exl3                                                                             \
-	{                                                                                          \
-	extern const gemv_instance gemv_rate_##R[] = {                                             \
-		GEMV_HALVES(R, CB_3INST, 0, GEMV_VARIANT_0),                                       \
-		GEMV_HALVES(R, CB_MCG, 0, GEMV_VARIANT_0),                                         \
-		GEMV_MUL1(R, 0, GEMV_VARIANT_0),                                                   \
-		GEMV_EXPAND(GEMV_DUP, R, CB_3INST, 1, GEMV_VARIANT_1),                             \
-		GEMV_EXPAND(GEMV_DUP, R, CB_MCG, 1, GEMV_VARIANT_1),                               \
-		GEMV_SMALL(R),                                                                     \
-		{}};                                                                               \
+#define EXL3_GEMV_WHOLE(R)                                             \
+	namespace exl3                                                 \
+	{                                                              \
+	extern const gemv_instance gemv_rate_##R[] = {                 \
+		GEMV_HALVES(R, CB_3INST, 0, GEMV_VARIANT_0),           \
+		GEMV_HALVES(R, CB_MCG, 0, GEMV_VARIANT_0),             \
+		GEMV_MUL1(R, 0, GEMV_VARIANT_0),                       \
+		GEMV_EXPAND(GEMV_DUP, R, CB_3INST, 1, GEMV_VARIANT_1), \
+		GEMV_EXPAND(GEMV_DUP, R, CB_MCG, 1, GEMV_VARIANT_1),   \
+		GEMV_SMALL(R),                                         \
+		{}};                                                   \
 	}
-#define EXL3_GEMV_HALF(R)                                                                          \
-	namespace exl3                                                                             \
-	{                                                                                          \
-	extern const gemv_instance gemv_rate_##R[] = {                                             \
-		GEMV_MUL1(R, 0, GEMV_VARIANT_0), GEMV_SMALL(R), {}};                               \
+#define EXL3_GEMV_HALF(R)                                            \
+	namespace exl3                                               \
+	{                                                            \
+	extern const gemv_instance gemv_rate_##R[] = {               \
+		GEMV_MUL1(R, 0, GEMV_VARIANT_0), GEMV_SMALL(R), {}}; \
 	}
 
 } /* namespace exl3 */

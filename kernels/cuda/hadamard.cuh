@@ -24,7 +24,7 @@
 namespace exl3
 {
 
-constexpr float HAD_IN_SCALE  = 0.125f;
+constexpr float HAD_IN_SCALE = 0.125f;
 constexpr float HAD_OUT_SCALE = 0.0625f;
 
 /* The constant A operand of this lane. */
@@ -71,8 +71,14 @@ static EXL3_HD void had_combine(float (&d)[8][4])
  * which lane q reads its two registers (word 2q: k = 2q, 2q + 1; word 2q + 1: k = 2q + 8, 2q + 9).
  * d[i] belongs to 16-group had_group(i, lane) of the 8 in the block and to word had_word(i, lane).
  */
-static EXL3_HD int had_group(int i, int lane) { return (i >> 1) * 2 + (lane >> 4); }
-static EXL3_HD int had_word(int i, int lane) { return (i & 1) * 4 + (lane >> 2 & 3); }
+static EXL3_HD int had_group(int i, int lane)
+{
+	return (i >> 1) * 2 + (lane >> 4);
+}
+static EXL3_HD int had_word(int i, int lane)
+{
+	return (i & 1) * 4 + (lane >> 2 & 3);
+}
 
 #ifdef __CUDACC__
 

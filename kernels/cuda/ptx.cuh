@@ -80,7 +80,9 @@ static EXL3_HD uint32_t code_halves(uint32_t x)
 #ifdef __CUDA_ARCH__
 	uint32_t r;
 
-	asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(x), "r"(0x8fff8fffu), "r"(0x3b603b60u));
+	asm("lop3.b32 %0, %1, %2, %3, 0x6a;"
+	    : "=r"(r)
+	    : "r"(x), "r"(0x8fff8fffu), "r"(0x3b603b60u));
 	return r;
 #else
 	return exl3_code_halves(x);
@@ -110,10 +112,19 @@ static EXL3_HD uint32_t mul_f16x2(uint32_t a, uint32_t b)
 #if defined(__CUDACC__) && !defined(EXL3_EMULATE)
 
 /* Hides where a value comes from, so that the compiler keeps it in a register instead of making it again. */
-EXL3_DEV void keep(uint32_t &v) { asm volatile("" : "+r"(v)); }
-EXL3_DEV void keep(int &v) { asm volatile("" : "+r"(v)); }
+EXL3_DEV void keep(uint32_t &v)
+{
+	asm volatile("" : "+r"(v));
+}
+EXL3_DEV void keep(int &v)
+{
+	asm volatile("" : "+r"(v));
+}
 
-EXL3_DEV uint32_t smem_addr(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+EXL3_DEV uint32_t smem_addr(const void *p)
+{
+	return (uint32_t)__cvta_generic_to_shared(p);
+}
 
 /* Clocks of this SM, for differences (10.24). */
 EXL3_DEV uint32_t clock32()
@@ -147,7 +158,10 @@ EXL3_DEV void mma_u8s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint3
 }
 
 /* IDP.4A, signed: c + sum of byte products. */
-EXL3_DEV int dp4a_signed(uint32_t a, uint32_t b, int c) { return __dp4a((int)a, (int)b, c); }
+EXL3_DEV int dp4a_signed(uint32_t a, uint32_t b, int c)
+{
+	return __dp4a((int)a, (int)b, c);
+}
 
 /* ---- global and shared memory ---- */
 
@@ -180,7 +194,10 @@ EXL3_DEV uint64_t policy_evict_first()
 }
 
 /* Asks for the line of @p to be brought into the L2 (9.7.9.16). */
-EXL3_DEV void prefetch_l2(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+EXL3_DEV void prefetch_l2(const void *p)
+{
+	asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
 
 EXL3_DEV uint32_t lds32(uint32_t addr)
 {
@@ -211,10 +228,12 @@ EXL3_DEV void cp_async16_hint(uint32_t dst, const void *src, uint64_t policy)
 		     : "memory");
 }
 
-EXL3_DEV void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+EXL3_DEV void cp_async_commit()
+{
+	asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
-template <int N>
-EXL3_DEV void cp_async_wait()
+template <int N> EXL3_DEV void cp_async_wait()
 {
 	asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
@@ -265,7 +284,10 @@ EXL3_DEV void bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t 
 }
 
 /* Orders ordinary writes of shared memory before reads by wgmma and bulk copies. */
-EXL3_DEV void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+EXL3_DEV void proxy_fence()
+{
+	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
 EXL3_DEV void grid_launch_dependents()
 {

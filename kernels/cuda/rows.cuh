@@ -100,8 +100,14 @@ EXL3_DEV row_out row_target(const rows &r, uint32_t token)
 	return t;
 }
 
-EXL3_DEV float half_bits(uint32_t b) { return __half2float(__ushort_as_half((unsigned short)b)); }
-EXL3_DEV float bf16_bits(uint32_t b) { return __uint_as_float(b << 16); }
+EXL3_DEV float half_bits(uint32_t b)
+{
+	return __half2float(__ushort_as_half((unsigned short)b));
+}
+EXL3_DEV float bf16_bits(uint32_t b)
+{
+	return __uint_as_float(b << 16);
+}
 
 EXL3_DEV uint32_t pack_f16(float lo, float hi)
 {
@@ -148,10 +154,11 @@ EXL3_DEV void load_scaled(const row_in &s, uint32_t i, const __half *suh, uint4 
 			const uint32_t at = i + 32 * c;
 			const uint4 o = *(const uint4 *)(suh + at);
 
-			const uint4 v = make_uint4(scale_pair(load_one(s, at), load_one(s, at + 1), o.x),
-						   scale_pair(load_one(s, at + 2), load_one(s, at + 3), o.y),
-						   scale_pair(load_one(s, at + 4), load_one(s, at + 5), o.z),
-						   scale_pair(load_one(s, at + 6), load_one(s, at + 7), o.w));
+			const uint4 v = make_uint4(
+				scale_pair(load_one(s, at), load_one(s, at + 1), o.x),
+				scale_pair(load_one(s, at + 2), load_one(s, at + 3), o.y),
+				scale_pair(load_one(s, at + 4), load_one(s, at + 5), o.z),
+				scale_pair(load_one(s, at + 6), load_one(s, at + 7), o.w));
 #pragma unroll
 			for (int d = 0; d < 4; d++)
 				if (d == c)
@@ -169,8 +176,10 @@ EXL3_DEV void load_scaled(const row_in &s, uint32_t i, const __half *suh, uint4 
 		}
 #pragma unroll
 		for (int c = 0; c < 4; c++)
-			r[c] = make_uint4(scale_pair(lo[c].x, lo[c].y, h[c].x), scale_pair(lo[c].z, lo[c].w, h[c].y),
-					  scale_pair(hi[c].x, hi[c].y, h[c].z), scale_pair(hi[c].z, hi[c].w, h[c].w));
+			r[c] = make_uint4(scale_pair(lo[c].x, lo[c].y, h[c].x),
+					  scale_pair(lo[c].z, lo[c].w, h[c].y),
+					  scale_pair(hi[c].x, hi[c].y, h[c].z),
+					  scale_pair(hi[c].z, hi[c].w, h[c].w));
 		return;
 	}
 #pragma unroll

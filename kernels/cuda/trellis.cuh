@@ -34,12 +34,11 @@ enum { CB_3INST = 0, CB_MCG = 1, CB_MUL1 = 2 };
 
 /* mul1: weight = fma16(1024 + S, 0x1eee, 0xc931) = RNE16((1774 S - 905216) / 2^18). */
 constexpr float MUL1_SCALE = 1774.0f / 262144.0f;
-constexpr float MUL1_MEAN  = (1774.0f * 510.0f - 905216.0f) / 262144.0f; /* the value of S = 510 */
+constexpr float MUL1_MEAN = (1774.0f * 510.0f - 905216.0f) / 262144.0f; /* the value of S = 510 */
 
-template <int RATE2>
-struct run {
+template <int RATE2> struct run {
 	static constexpr int WORDS = 4 * RATE2; /* u32 words of a tile */
-	static constexpr int KA    = RATE2 >> 1;
+	static constexpr int KA = RATE2 >> 1;
 
 	/* Bit offset of window u from the low end of the run. */
 	static constexpr __host__ __device__ int offset(int u)
@@ -48,9 +47,12 @@ struct run {
 	}
 
 	static constexpr int BITS = 4 * RATE2 - KA + 16; /* of the run: offset(0) + 16 */
-	static constexpr int NV   = (BITS + 31) / 32;
+	static constexpr int NV = (BITS + 31) / 32;
 	/* The run ends at a multiple of 4 * rate2 bits: the largest shift that aligns it. */
-	static constexpr int STEP  = RATE2 % 8 == 0 ? 32 : RATE2 % 4 == 0 ? 16 : RATE2 % 2 == 0 ? 8 : 4;
+	static constexpr int STEP = RATE2 % 8 == 0   ? 32
+				    : RATE2 % 4 == 0 ? 16
+				    : RATE2 % 2 == 0 ? 8
+						     : 4;
 	static constexpr int SHIFT = 32 - STEP;
 	static constexpr bool EXTRA = BITS + SHIFT > 32 * NV; /* one more word is touched */
 };
@@ -61,8 +63,7 @@ struct cover {
 	int pos[8]; /* 0, 1, 2: the window starts at byte 0, 1 or 2 of it; 3: byte 3, and the next word's byte 0 */
 };
 
-template <int RATE2>
-constexpr __host__ __device__ cover make_cover()
+template <int RATE2> constexpr __host__ __device__ cover make_cover()
 {
 	cover c{};
 	bool done[8] = {};
@@ -135,8 +136,7 @@ static EXL3_HD void load_run(const uint32_t *tile, int lane, uint32_t (&v)[run<R
  * The same from shared memory, for loops over tiles: byte offsets of a lane's words in a tile are made
  * once, a tile's place is an address plus a constant.
  */
-template <int RATE2>
-struct run_lane {
+template <int RATE2> struct run_lane {
 	uint32_t offset[run<RATE2>::NV + 1];
 	int shift;
 
@@ -180,8 +180,7 @@ struct run_lane {
 #endif
 
 /* Is window u left doubled, w * 65537? */
-template <int RATE2, int U>
-static constexpr bool doubled = make_cover<RATE2>().pos[U] == 3;
+template <int RATE2, int U> static constexpr bool doubled = make_cover<RATE2>().pos[U] == 3;
 
 constexpr uint32_t INVERSE_65537 = 0xffff0001u;
 static_assert(65537u * INVERSE_65537 == 1u, "modulo 2^32");
@@ -210,10 +209,11 @@ static EXL3_HD uint32_t window(const uint32_t (&v)[run<RATE2>::NV])
 }
 
 /* The codebook's product of a window, plain or doubled. */
-template <int CB, bool DOUBLED>
-static EXL3_HD uint32_t product(uint32_t w)
+template <int CB, bool DOUBLED> static EXL3_HD uint32_t product(uint32_t w)
 {
-	constexpr uint32_t m = CB == CB_MUL1 ? EXL3_MUL_MUL1 : CB == CB_MCG ? EXL3_MUL_MCG : EXL3_MUL_3INST;
+	constexpr uint32_t m = CB == CB_MUL1  ? EXL3_MUL_MUL1
+			       : CB == CB_MCG ? EXL3_MUL_MCG
+					      : EXL3_MUL_3INST;
 
 	return w * (DOUBLED ? m * INVERSE_65537 : m) + (CB == CB_3INST ? EXL3_ADD_3INST : 0);
 }
@@ -271,8 +271,7 @@ static EXL3_HD uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c)
 }
 
 /* Two weights as fp16 from their products, exactly as the format defines them: the first in the low half. */
-template <int CB>
-static EXL3_HD uint32_t pair_of_products(uint32_t x0, uint32_t x1)
+template <int CB> static EXL3_HD uint32_t pair_of_products(uint32_t x0, uint32_t x1)
 {
 	if (CB == CB_MUL1)
 		return fma_f16x2(prmt(bytesum(x0), bytesum(x1), 0x5410), 0x1eee1eeeu, 0xc931c931u);
@@ -332,14 +331,12 @@ static EXL3_HD void windows(const uint32_t (&v)[run<RATE2>::NV], uint32_t (&w)[8
 	w[7] = window<RATE2, 7, HX>(v) & 0xffff;
 }
 
-template <int CB>
-static EXL3_HD uint32_t halves(uint32_t w)
+template <int CB> static EXL3_HD uint32_t halves(uint32_t w)
 {
 	return code_halves(product<CB, false>(w));
 }
 
-template <int CB>
-static EXL3_HD uint32_t pair(uint32_t w0, uint32_t w1)
+template <int CB> static EXL3_HD uint32_t pair(uint32_t w0, uint32_t w1)
 {
 	return pair_of_products<CB>(product<CB, false>(w0), product<CB, false>(w1));
 }

@@ -15,17 +15,17 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string>
 #include <string.h>
+#include <string>
 #include <vector>
 
-#define CK(x)                                                                                      \
-	do {                                                                                       \
-		cudaError_t e_ = (x);                                                              \
-		if (e_ != cudaSuccess) {                                                           \
-			printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));         \
-			exit(1);                                                                   \
-		}                                                                                  \
+#define CK(x)                                                                              \
+	do {                                                                               \
+		cudaError_t e_ = (x);                                                      \
+		if (e_ != cudaSuccess) {                                                   \
+			printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_)); \
+			exit(1);                                                           \
+		}                                                                          \
 	} while (0)
 
 static const uint8_t CANARY = 0xa5;
@@ -46,7 +46,10 @@ static uint32_t rnd(void)
 	return (uint32_t)(seed >> 32);
 }
 
-static float uniform(float lo, float hi) { return lo + (hi - lo) * (float)(rnd() >> 8) / 16777216.0f; }
+static float uniform(float lo, float hi)
+{
+	return lo + (hi - lo) * (float)(rnd() >> 8) / 16777216.0f;
+}
 
 /* About normal, and exact in fp16, bf16 and fp32: eight significant bits. */
 static float exact_value(void)
@@ -56,8 +59,7 @@ static float exact_value(void)
 	return fabsf(v) < 0.01f ? 0.0f : exl3_bf16_to_f32(exl3_f32_to_bf16(v));
 }
 
-template <class T>
-static T *upload(const std::vector<T> &v)
+template <class T> static T *upload(const std::vector<T> &v)
 {
 	T *p;
 
@@ -68,7 +70,8 @@ static T *upload(const std::vector<T> &v)
 
 /* ---- the reference ---- */
 
-__global__ void ref_input(const float *x, const uint16_t *suh, const float *f16, uint32_t k, double *xh)
+__global__ void ref_input(const float *x, const uint16_t *suh, const float *f16, uint32_t k,
+			  double *xh)
 {
 	const uint32_t base = blockIdx.x * 128, i = threadIdx.x;
 	const float *row = x + (size_t)blockIdx.y * k + base;
@@ -83,15 +86,15 @@ __global__ void ref_input(const float *x, const uint16_t *suh, const float *f16,
 }
 
 /* One column per thread, 8 rows at a time; @value: [3][65536] codebook values. */
-__global__ void ref_product(const uint32_t *trellis, const float *value, int rate2, uint32_t k, uint32_t n,
-			    uint32_t m, const double *xh, double *yh)
+__global__ void ref_product(const uint32_t *trellis, const float *value, int rate2, uint32_t k,
+			    uint32_t n, uint32_t m, const double *xh, double *yh)
 {
 	const uint32_t col = blockIdx.x * 64 + threadIdx.x, m0 = blockIdx.y * 8;
 	double sum[8] = {};
 
 	for (uint32_t row = 0; row < k; row++) {
 		const uint32_t *tile = trellis + ((size_t)(row / 16) * (n / 16) + col / 16) *
-						 exl3_tile_words32(rate2);
+							 exl3_tile_words32(rate2);
 		const int t = exl3_tile_index(row % 16, col % 16);
 		const double w = (double)value[exl3_window(tile, rate2, t)];
 
@@ -102,8 +105,8 @@ __global__ void ref_product(const uint32_t *trellis, const float *value, int rat
 		yh[(size_t)(m0 + i) * n + col] = sum[i];
 }
 
-__global__ void ref_output(const double *yh, const uint16_t *svh, const float *bias, const float *f16,
-			   uint32_t n, double *y)
+__global__ void ref_output(const double *yh, const uint16_t *svh, const float *bias,
+			   const float *f16, uint32_t n, double *y)
 {
 	const uint32_t base = blockIdx.x * 128, i = threadIdx.x;
 	double sum = 0;
@@ -113,13 +116,14 @@ __global__ void ref_output(const double *yh, const uint16_t *svh, const float *b
 
 		sum += __popc(i & j) & 1 ? -v : v;
 	}
-	y[(size_t)blockIdx.y * n + base + i] =
-		sum * EXL3_INV_SQRT128 * (double)f16[svh[base + i]] + (bias ? (double)bias[base + i] : 0.0);
+	y[(size_t)blockIdx.y * n + base + i] = sum * EXL3_INV_SQRT128 * (double)f16[svh[base + i]] +
+					       (bias ? (double)bias[base + i] : 0.0);
 }
 
 __global__ void count_nonzero(const uint32_t *p, size_t words, unsigned *count)
 {
-	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < words; i += (size_t)gridDim.x * blockDim.x)
+	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < words;
+	     i += (size_t)gridDim.x * blockDim.x)
 		if (p[i])
 			atomicAdd(count, 1u);
 }
@@ -154,8 +158,8 @@ struct layer {
 	std::vector<shape> shapes;
 	std::vector<exl3_matrix> shards;
 	std::vector<void *> owned;
-	std::vector<float> x;                    /* [M_MAX][k], zero beyond k_log */
-	std::vector<std::vector<double>> y;      /* per shard [M_MAX][n] */
+	std::vector<float> x;               /* [M_MAX][k], zero beyond k_log */
+	std::vector<std::vector<double>> y; /* per shard [M_MAX][n] */
 	double rms;
 
 	layer(uint32_t k_, uint32_t k_log_, std::vector<shape> s);
@@ -218,12 +222,13 @@ layer::layer(uint32_t k_, uint32_t k_log_, std::vector<shape> s) : k(k_), k_log(
 
 		CK(cudaMalloc(&yh, (size_t)M_MAX * p.n * 8));
 		CK(cudaMalloc(&yd, (size_t)M_MAX * p.n * 8));
-		ref_input<<<dim3(k / 128, M_MAX), 128>>>(xd, (const uint16_t *)w.suh, f16_table, k, xh);
-		ref_product<<<dim3(p.n / 64, (M_MAX + 7) / 8), 64>>>((const uint32_t *)w.trellis,
-								    value_table + p.codebook * 65536,
-								    p.rate2, k, p.n, M_MAX, xh, yh);
-		ref_output<<<dim3(p.n / 128, M_MAX), 128>>>(yh, (const uint16_t *)w.svh, (const float *)w.bias,
-							   f16_table, p.n, yd);
+		ref_input<<<dim3(k / 128, M_MAX), 128>>>(xd, (const uint16_t *)w.suh, f16_table, k,
+							 xh);
+		ref_product<<<dim3(p.n / 64, (M_MAX + 7) / 8), 64>>>(
+			(const uint32_t *)w.trellis, value_table + p.codebook * 65536, p.rate2, k,
+			p.n, M_MAX, xh, yh);
+		ref_output<<<dim3(p.n / 128, M_MAX), 128>>>(
+			yh, (const uint16_t *)w.svh, (const float *)w.bias, f16_table, p.n, yd);
 		std::vector<double> out((size_t)M_MAX * p.n);
 
 		CK(cudaMemcpy(out.data(), yd, out.size() * 8, cudaMemcpyDeviceToHost));
@@ -244,13 +249,19 @@ struct setting {
 	uint32_t m = 1;
 	uint8_t x_dtype = EXL3_F16, y_dtype = EXL3_F16;
 	bool stored = false;
-	uint32_t pad = 0;      /* bytes more than needed in each stride, a multiple of 16 */
-	bool table = false;    /* rows through a table, in another order, with mixed types */
+	uint32_t pad = 0;   /* bytes more than needed in each stride, a multiple of 16 */
+	bool table = false; /* rows through a table, in another order, with mixed types */
 	int nan_row = -1;
 };
 
-static uint32_t bytes_of(int dtype) { return dtype == EXL3_F32 ? 4 : 2; }
-static uint32_t up16(uint32_t v) { return (v + 15) & ~15u; }
+static uint32_t bytes_of(int dtype)
+{
+	return dtype == EXL3_F32 ? 4 : 2;
+}
+static uint32_t up16(uint32_t v)
+{
+	return (v + 15) & ~15u;
+}
 
 static void encode(uint8_t *p, int dtype, float v)
 {
@@ -283,7 +294,8 @@ struct place {
 	bool stored;
 };
 
-static bool run(const exl3_cuda_linear_kernel *kern, const layer &l, const setting &s, const char *what)
+static bool run(const exl3_cuda_linear_kernel *kern, const layer &l, const setting &s,
+		const char *what)
 {
 	exl3_cuda_linear a = {};
 	std::vector<place> at(s.m);
@@ -317,8 +329,10 @@ static bool run(const exl3_cuda_linear_kernel *kern, const layer &l, const setti
 		p.stored = s.table ? i % 2 : s.stored;
 		p.x = x_bytes;
 		p.y = y_bytes;
-		x_bytes += s.table ? up16((p.stored ? l.k : l.k_log) * bytes_of(p.x_dtype)) + s.pad : x_stride;
-		y_bytes += s.table ? up16(l.width(p.stored) * bytes_of(p.y_dtype)) + s.pad : y_stride;
+		x_bytes += s.table ? up16((p.stored ? l.k : l.k_log) * bytes_of(p.x_dtype)) + s.pad
+				   : x_stride;
+		y_bytes +=
+			s.table ? up16(l.width(p.stored) * bytes_of(p.y_dtype)) + s.pad : y_stride;
 	}
 	x_bytes += 256;
 	y_bytes += 256;
@@ -340,7 +354,8 @@ static bool run(const exl3_cuda_linear_kernel *kern, const layer &l, const setti
 		std::vector<exl3_cuda_row> rows(s.m);
 
 		for (uint32_t i = 0; i < s.m; i++)
-			rows[i] = exl3_cuda_row{xd + at[i].x, yd + at[i].y, at[i].x_dtype, at[i].y_dtype, at[i].stored, {}};
+			rows[i] = exl3_cuda_row{xd + at[i].x,  yd + at[i].y, at[i].x_dtype,
+						at[i].y_dtype, at[i].stored, {}};
 		td = upload(rows);
 		a.table = td;
 	} else {
@@ -356,8 +371,8 @@ static bool run(const exl3_cuda_linear_kernel *kern, const layer &l, const setti
 			cudaError_t e = cudaDeviceSynchronize();
 
 			if (r || e != cudaSuccess) {
-				printf("FAILED %s: %s m %u: launch %d, %s\n", kern->name, what, s.m, r,
-				       cudaGetErrorString(e));
+				printf("FAILED %s: %s m %u: launch %d, %s\n", kern->name, what, s.m,
+				       r, cudaGetErrorString(e));
 				if (e != cudaSuccess)
 					exit(1); /* the context is lost */
 				failed++;
@@ -387,16 +402,25 @@ static bool run(const exl3_cuda_linear_kernel *kern, const layer &l, const setti
 					const uint32_t cols = p.stored ? q.n : q.n_log;
 
 					for (uint32_t c = 0; c < cols; c++) {
-						const size_t o = p.y + (size_t)(base + c) * bytes_of(p.y_dtype);
+						const size_t o = p.y + (size_t)(base + c) *
+									       bytes_of(p.y_dtype);
 						const double got = decode(&yb[o], p.y_dtype);
 						const double want = l.y[sh][(size_t)i * q.n + c];
-						const double ulp = p.y_dtype == EXL3_F32 ? 0 : fabs(want) *
-							(p.y_dtype == EXL3_F16 ? 0x1p-11 : 0x1p-8);
+						const double ulp =
+							p.y_dtype == EXL3_F32
+								? 0
+								: fabs(want) *
+									  (p.y_dtype == EXL3_F16
+										   ? 0x1p-11
+										   : 0x1p-8);
 
 						memset(&rest[o], CANARY, bytes_of(p.y_dtype));
 						if ((int)i == s.nan_row) {
 							if (!isnan(got)) {
-								snprintf(text, sizeof(text), "row %u column %u is %g, not NaN", i, c, got);
+								snprintf(text, sizeof(text),
+									 "row %u column %u is %g, "
+									 "not NaN",
+									 i, c, got);
 								why = text;
 							}
 							continue;
@@ -404,7 +428,9 @@ static bool run(const exl3_cuda_linear_kernel *kern, const layer &l, const setti
 						const double err = fabs(got - want) - ulp;
 
 						if (!(err <= 5e-3 * l.rms) && why.empty()) {
-							snprintf(text, sizeof(text), "row %u shard %zu column %u: %g, want %g (rms %g)",
+							snprintf(text, sizeof(text),
+								 "row %u shard %zu column %u: %g, "
+								 "want %g (rms %g)",
 								 i, sh, c, got, want, l.rms);
 							why = text;
 						}
@@ -417,18 +443,21 @@ static bool run(const exl3_cuda_linear_kernel *kern, const layer &l, const setti
 				}
 			}
 			if (why.empty() && count && sqrt(sum / (double)count) > limit_rms * l.rms) {
-				snprintf(text, sizeof(text), "rms error %.2e of rms(y)", sqrt(sum / (double)count) / l.rms);
+				snprintf(text, sizeof(text), "rms error %.2e of rms(y)",
+					 sqrt(sum / (double)count) / l.rms);
 				why = text;
 			}
 			for (size_t i = 0; i < y_bytes && why.empty(); i++)
 				if (rest[i] != CANARY) {
-					snprintf(text, sizeof(text), "byte %zu outside of the rows was written", i);
+					snprintf(text, sizeof(text),
+						 "byte %zu outside of the rows was written", i);
 					why = text;
 				}
 			unsigned dirty = 0;
 
 			CK(cudaMemset(counter, 0, 4));
-			count_nonzero<<<64, 256>>>((const uint32_t *)ws, EXL3_CUDA_WS_ZERO / 4, counter);
+			count_nonzero<<<64, 256>>>((const uint32_t *)ws, EXL3_CUDA_WS_ZERO / 4,
+						   counter);
 			CK(cudaMemcpy(&dirty, counter, 4, cudaMemcpyDeviceToHost));
 			if (dirty) {
 				CK(cudaMemset(ws, 0, EXL3_CUDA_WS_ZERO));
@@ -436,15 +465,17 @@ static bool run(const exl3_cuda_linear_kernel *kern, const layer &l, const setti
 					why = "workspace left dirty";
 			}
 			if (verbose && why.empty())
-				printf("ok %-16s %-40s m %2u max %.1e rms %.1e\n", kern->name, what, s.m, worst / l.rms,
+				printf("ok %-16s %-40s m %2u max %.1e rms %.1e\n", kern->name, what,
+				       s.m, worst / l.rms,
 				       count ? sqrt(sum / (double)count) / l.rms : 0.0);
 		}
 		if (why.empty()) {
 			passed++;
 		} else if (why != "x") {
 			if (failed++ < 60)
-				printf("FAILED %s: %s m %u x %d y %d stored %d table %d: %s\n", kern->name, what, s.m,
-				       s.x_dtype, s.y_dtype, s.stored, s.table, why.c_str());
+				printf("FAILED %s: %s m %u x %d y %d stored %d table %d: %s\n",
+				       kern->name, what, s.m, s.x_dtype, s.y_dtype, s.stored,
+				       s.table, why.c_str());
 		}
 	}
 	CK(cudaFree(xd));
@@ -456,7 +487,8 @@ static bool run(const exl3_cuda_linear_kernel *kern, const layer &l, const setti
 
 static void run_all(const layer &l, const setting &s, const char *what)
 {
-	for (const exl3_cuda_linear_kernel *table : {exl3_cuda_gemv_kernels, exl3_cuda_gemm_kernels})
+	for (const exl3_cuda_linear_kernel *table :
+	     {exl3_cuda_gemv_kernels, exl3_cuda_gemm_kernels})
 		for (const exl3_cuda_linear_kernel *k = table; k->name; k++)
 			if (!only || !strcmp(only, k->name))
 				run(k, l, s, what);
@@ -489,16 +521,19 @@ static void check_rates(void)
 static void check_sizes(void)
 {
 	static const uint32_t sizes[][4] = {
-		{128, 128, 128, 128},	{128, 100, 1152, 1152},	 {1152, 1152, 128, 99},	 {256, 193, 640, 513},
-		{640, 640, 384, 383},	{1024, 1000, 896, 896},	 {1152, 1025, 1152, 1145}, {768, 768, 1024, 1024},
+		{128, 128, 128, 128},     {128, 100, 1152, 1152}, {1152, 1152, 128, 99},
+		{256, 193, 640, 513},     {640, 640, 384, 383},   {1024, 1000, 896, 896},
+		{1152, 1025, 1152, 1145}, {768, 768, 1024, 1024},
 	};
-	static const int kinds[][2] = {{8, EXL3_CB_MCG}, {6, EXL3_CB_3INST}, {8, EXL3_CB_MUL1}, {7, EXL3_CB_MUL1}};
+	static const int kinds[][2] = {
+		{8, EXL3_CB_MCG}, {6, EXL3_CB_3INST}, {8, EXL3_CB_MUL1}, {7, EXL3_CB_MUL1}};
 
 	for (const auto &z : sizes)
 		for (const auto &kind : kinds) {
 			char what[64];
 
-			snprintf(what, sizeof(what), "k %u (%u) n %u (%u) rate2 %d cb %d", z[0], z[1], z[2], z[3], kind[0], kind[1]);
+			snprintf(what, sizeof(what), "k %u (%u) n %u (%u) rate2 %d cb %d", z[0],
+				 z[1], z[2], z[3], kind[0], kind[1]);
 			layer l(z[0], z[1], {{z[2], z[3], kind[0], kind[1], true}});
 
 			for (uint32_t m = 1; m <= M_MAX; m += quick ? 8 : m < 9 ? 1 : 4)
@@ -535,9 +570,15 @@ static void check_types(void)
 
 static void check_shards(void)
 {
-	layer same(512, 512, {{384, 384, 8, 1, false}, {128, 128, 8, 1, true}, {256, 256, 8, 1, false}});
-	layer mixed(384, 380, {{256, 251, 8, 1, true}, {128, 128, 6, 0, false}, {384, 300, 5, 2, true}, {128, 65, 8, 1, false}});
-	layer mul1(640, 640, {{256, 256, 8, 2, false}, {256, 256, 8, 2, false}, {128, 128, 12, 2, false}});
+	layer same(512, 512,
+		   {{384, 384, 8, 1, false}, {128, 128, 8, 1, true}, {256, 256, 8, 1, false}});
+	layer mixed(384, 380,
+		    {{256, 251, 8, 1, true},
+		     {128, 128, 6, 0, false},
+		     {384, 300, 5, 2, true},
+		     {128, 65, 8, 1, false}});
+	layer mul1(640, 640,
+		   {{256, 256, 8, 2, false}, {256, 256, 8, 2, false}, {128, 128, 12, 2, false}});
 
 	for (uint32_t m : {1u, 2u, 4u, 8u, 11u, 16u, 24u, 33u})
 		for (bool table : {false, true}) {
@@ -600,7 +641,8 @@ int main(int argc, char **argv)
 		else if (!strcmp(argv[i], "--kernel") && i + 1 < argc)
 			only = argv[++i];
 		else
-			return printf("usage: %s [--quick] [--verbose] [--kernel NAME]\n", argv[0]), 2;
+			return printf("usage: %s [--quick] [--verbose] [--kernel NAME]\n", argv[0]),
+			       2;
 	}
 	int devices = 0;
 
@@ -613,7 +655,8 @@ int main(int argc, char **argv)
 	CK(cudaMemset(ws, 0, EXL3_CUDA_WS_ZERO));
 	make_tables();
 
-	static void (*const cases[])(void) = {check_rates, check_sizes, check_types, check_shards, check_nan, check_large};
+	static void (*const cases[])(void) = {check_rates,  check_sizes, check_types,
+					      check_shards, check_nan,   check_large};
 	static const char *const names[] = {"rates", "sizes", "types", "shards", "nan", "large"};
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

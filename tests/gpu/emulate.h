@@ -69,9 +69,18 @@ namespace emu
 
 static char *const shared = exl3::gemv_smem;
 
-static unsigned lane() { return now->index.x & 31; }
-static warp &mine() { return warps[now->index.x >> 5]; }
-static void yield() { swapcontext(&now->context, &scheduler); }
+static unsigned lane()
+{
+	return now->index.x & 31;
+}
+static warp &mine()
+{
+	return warps[now->index.x >> 5];
+}
+static void yield()
+{
+	swapcontext(&now->context, &scheduler);
+}
 
 static void meet_warp()
 {
@@ -165,11 +174,16 @@ static void launch(unsigned blocks, unsigned nr_threads, std::function<void()> r
 using std::max;
 using std::min;
 
-static inline void __syncwarp() { emu::meet_warp(); }
-static inline void __syncthreads() { emu::meet_block(); }
+static inline void __syncwarp()
+{
+	emu::meet_warp();
+}
+static inline void __syncthreads()
+{
+	emu::meet_block();
+}
 
-template <class T>
-static T shuffle(T v, unsigned from)
+template <class T> static T shuffle(T v, unsigned from)
 {
 	T r;
 
@@ -180,14 +194,12 @@ static T shuffle(T v, unsigned from)
 	return r;
 }
 
-template <class T>
-static T __shfl_xor_sync(unsigned, T v, int mask)
+template <class T> static T __shfl_xor_sync(unsigned, T v, int mask)
 {
 	return shuffle(v, emu::lane() ^ (unsigned)mask);
 }
 
-template <class T>
-static T __shfl_sync(unsigned, T v, int from)
+template <class T> static T __shfl_sync(unsigned, T v, int from)
 {
 	return shuffle(v, (unsigned)from);
 }
@@ -216,8 +228,14 @@ static inline float __uint_as_float(uint32_t u)
 	return f;
 }
 
-static inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
-static inline int __float2int_rn(float f) { return f != f ? 0 : (int)__builtin_rintf(f); }
+static inline uint32_t __umulhi(uint32_t a, uint32_t b)
+{
+	return (uint32_t)((uint64_t)a * b >> 32);
+}
+static inline int __float2int_rn(float f)
+{
+	return f != f ? 0 : (int)__builtin_rintf(f);
+}
 
 #define EXL3_DEV        static inline
 #define EXL3_DEV_MEMBER inline
@@ -225,9 +243,16 @@ static inline int __float2int_rn(float f) { return f != f ? 0 : (int)__builtin_r
 namespace exl3
 {
 
-static inline void keep(uint32_t &) {}
-static inline void keep(int &) {}
-static inline uint32_t smem_addr(const void *p) { return (uint32_t)((const char *)p - emu::shared); }
+static inline void keep(uint32_t &)
+{
+}
+static inline void keep(int &)
+{
+}
+static inline uint32_t smem_addr(const void *p)
+{
+	return (uint32_t)((const char *)p - emu::shared);
+}
 
 /* Documented register maps of m16n8k16: lane 4g + q holds rows g, g + 8 and columns 2q, 2q + 1 (+ 8). */
 template <class D, class F>
@@ -246,23 +271,25 @@ static void mma(D (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], int s
 		for (int half = 0; half < 2; half++)
 			for (unsigned q = 0; q < 4; q++)
 				for (int s = 0; s < slots; s++)
-					sum += multiply(w.a[4 * (row & 7) + q][2 * half + (row >> 3)],
-							w.b[4 * col + q][half], s);
+					sum += multiply(
+						w.a[4 * (row & 7) + q][2 * half + (row >> 3)],
+						w.b[4 * col + q][half], s);
 		d[j] = sum;
 	}
 	emu::meet_warp();
 }
 
-static inline void mma_f16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-			   uint32_t b1)
+static inline void mma_f16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+			   uint32_t b0, uint32_t b1)
 {
 	mma(d, {a0, a1, a2, a3}, {b0, b1}, 2, [](uint32_t x, uint32_t y, int s) {
-		return exl3_f16_to_f32((uint16_t)(x >> (16 * s))) * exl3_f16_to_f32((uint16_t)(y >> (16 * s)));
+		return exl3_f16_to_f32((uint16_t)(x >> (16 * s))) *
+		       exl3_f16_to_f32((uint16_t)(y >> (16 * s)));
 	});
 }
 
-static inline void mma_u8s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-			    uint32_t b1)
+static inline void mma_u8s8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+			    uint32_t b0, uint32_t b1)
 {
 	mma(d, {a0, a1, a2, a3}, {b0, b1}, 4, [](uint32_t x, uint32_t y, int s) {
 		return (int)(x >> (8 * s) & 255) * (int)(int8_t)(y >> (8 * s));
@@ -276,12 +303,26 @@ static inline int dp4a_signed(uint32_t a, uint32_t b, int c)
 	return c;
 }
 
-static inline uint4 load_relaxed(const void *p) { return *(const uint4 *)p; }
-static inline void store_relaxed(void *p, uint4 v) { *(uint4 *)p = v; }
+static inline uint4 load_relaxed(const void *p)
+{
+	return *(const uint4 *)p;
+}
+static inline void store_relaxed(void *p, uint4 v)
+{
+	*(uint4 *)p = v;
+}
 
-static inline void prefetch_l2(const void *) {}
-static inline uint32_t lds32(uint32_t addr) { return *(const uint32_t *)(emu::shared + addr); }
-static inline uint2 lds64(uint32_t addr) { return *(const uint2 *)(emu::shared + addr); }
+static inline void prefetch_l2(const void *)
+{
+}
+static inline uint32_t lds32(uint32_t addr)
+{
+	return *(const uint32_t *)(emu::shared + addr);
+}
+static inline uint2 lds64(uint32_t addr)
+{
+	return *(const uint2 *)(emu::shared + addr);
+}
 
 static inline void cp_async16(uint32_t dst, const void *src)
 {
@@ -294,8 +335,7 @@ static inline void cp_async_commit()
 	emu::now->open.clear();
 }
 
-template <int N>
-static inline void cp_async_wait()
+template <int N> static inline void cp_async_wait()
 {
 	while (emu::now->groups.size() > N) {
 		for (const emu::copy &c : emu::now->groups.front())
@@ -304,10 +344,17 @@ static inline void cp_async_wait()
 	}
 }
 
-static inline uint32_t clock32() { return 0; }
+static inline uint32_t clock32()
+{
+	return 0;
+}
 
-static inline void grid_launch_dependents() {}
-static inline void grid_wait() {}
+static inline void grid_launch_dependents()
+{
+}
+static inline void grid_wait()
+{
+}
 
 } /* namespace exl3 */
 #endif

@@ -17,13 +17,13 @@ using namespace exl3;
 
 static unsigned long checks, failures;
 
-#define CHECK(cond, ...)                                                                           \
-	do {                                                                                       \
-		checks++;                                                                          \
-		if (!(cond) && failures++ < 20) {                                                  \
-			printf("FAILED: " __VA_ARGS__);                                            \
-			printf("\n");                                                              \
-		}                                                                                  \
+#define CHECK(cond, ...)                                \
+	do {                                            \
+		checks++;                               \
+		if (!(cond) && failures++ < 20) {       \
+			printf("FAILED: " __VA_ARGS__); \
+			printf("\n");                   \
+		}                                       \
 	} while (0)
 
 static uint64_t seed = 1;
@@ -34,13 +34,18 @@ static uint32_t rnd(void)
 	return (uint32_t)(seed >> 32);
 }
 
-static double f16(uint32_t bits) { return exl3_f16_to_f32((uint16_t)bits); }
+static double f16(uint32_t bits)
+{
+	return exl3_f16_to_f32((uint16_t)bits);
+}
 
 /* k slot s (0, 1 of a half register pair) of register r, lane quarter q, of an m16n8k16 operand. */
-static int slot_k(int r, int q, int h) { return 2 * q + h + 8 * r; }
+static int slot_k(int r, int q, int h)
+{
+	return 2 * q + h + 8 * r;
+}
 
-template <int RATE2, int CB, int HX>
-static void check_tile(const uint32_t *tile)
+template <int RATE2, int CB, int HX> static void check_tile(const uint32_t *tile)
 {
 	for (int lane = 0; lane < 32; lane++) {
 		uint32_t v[run<RATE2>::NV], a[4], r[8];
@@ -77,8 +82,7 @@ static void check_tile(const uint32_t *tile)
 	}
 }
 
-template <int RATE2>
-static void check_rate(void)
+template <int RATE2> static void check_rate(void)
 {
 	uint32_t tile[run<RATE2>::WORDS];
 
@@ -95,15 +99,16 @@ static void check_rate(void)
 	}
 }
 
-template <int CB>
-static void check_codebook(void)
+template <int CB> static void check_codebook(void)
 {
 	for (uint32_t w = 0; w < 65536; w++) {
 		uint32_t other = 65535 - w;
-		uint32_t got = pair_of_products<CB>(product<CB, false>(w), product<CB, true>(other * 65537));
+		uint32_t got = pair_of_products<CB>(product<CB, false>(w),
+						    product<CB, true>(other * 65537));
 		uint32_t want = exl3_code_f16(w, CB) | (uint32_t)exl3_code_f16(other, CB) << 16;
 
-		CHECK(got == want, "codebook %d windows %04x, %04x: %08x, want %08x", CB, w, other, got, want);
+		CHECK(got == want, "codebook %d windows %04x, %04x: %08x, want %08x", CB, w, other,
+		      got, want);
 	}
 }
 
@@ -132,10 +137,12 @@ static void check_hadamard(void)
 		for (int lane = 0; lane < 32; lane++)
 			for (int s = 0; s < 4; s++)
 				B[slot_k(s >> 1, lane & 3, s & 1)][lane >> 2] =
-					x[lane >> 2][32 * (m >> 1) + 8 * (lane & 3) + 4 * (m & 1) + s];
+					x[lane >> 2]
+					 [32 * (m >> 1) + 8 * (lane & 3) + 4 * (m & 1) + s];
 		for (int lane = 0; lane < 32; lane++)
 			for (int j = 0; j < 4; j++) {
-				int row = (lane >> 2) + 8 * (j >> 1), col = 2 * (lane & 3) + (j & 1);
+				int row = (lane >> 2) + 8 * (j >> 1),
+				    col = 2 * (lane & 3) + (j & 1);
 				double sum = 0;
 
 				for (int k = 0; k < 16; k++)
@@ -157,7 +164,8 @@ static void check_hadamard(void)
 			double want = 0;
 
 			for (int j = 0; j < 128; j++)
-				want += (__builtin_popcount((unsigned)(i & j)) & 1 ? -1 : 1) * (double)x[row][j];
+				want += (__builtin_popcount((unsigned)(i & j)) & 1 ? -1 : 1) *
+					(double)x[row][j];
 			want *= HAD_IN_SCALE;
 			CHECK(fabs(image[row][i >> 4][word][kk & 1] - want) < 0.01,
 			      "hadamard row %d element %d: %g, want %g", row, i,

@@ -21,7 +21,10 @@ static uint32_t rnd(void)
 	return (uint32_t)(seed >> 32);
 }
 
-static float uniform(float lo, float hi) { return lo + (hi - lo) * (float)(rnd() >> 8) / 16777216.0f; }
+static float uniform(float lo, float hi)
+{
+	return lo + (hi - lo) * (float)(rnd() >> 8) / 16777216.0f;
+}
 
 static std::vector<double> hadamard(std::vector<double> v)
 {
@@ -42,8 +45,8 @@ static std::vector<double> hadamard(std::vector<double> v)
 static int bad;
 
 template <class C>
-static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint32_t> ns, uint32_t m, unsigned blocks,
-		  bool fused)
+static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint32_t> ns,
+		  uint32_t m, unsigned blocks, bool fused)
 {
 	const uint32_t kt = k / 16, nr = (uint32_t)ns.size();
 	std::vector<std::vector<uint32_t>> trellis(nr);
@@ -60,17 +63,26 @@ static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint
 		for (uint32_t &v : trellis[s])
 			v = rnd();
 		for (uint32_t i = 0; i < k; i++)
-			suh[s].push_back(exl3_f32_to_f16(uniform(0.5f, 1.5f) * (rnd() & 1 ? 1.0f : -1.0f)));
+			suh[s].push_back(
+				exl3_f32_to_f16(uniform(0.5f, 1.5f) * (rnd() & 1 ? 1.0f : -1.0f)));
 		for (uint32_t i = 0; i < ns[s]; i++)
 			svh[s].push_back(exl3_f32_to_f16(uniform(0.5f, 1.5f)));
-		a.shard[s] = gemv_shard{trellis[s].data(), (const __half *)suh[s].data(), (const __half *)svh[s].data(),
-					NULL, strips, ns[s] / 16, ns[s] - 3, n_all - 3 * s, n_all};
+		a.shard[s] = gemv_shard{trellis[s].data(),
+					(const __half *)suh[s].data(),
+					(const __half *)svh[s].data(),
+					NULL,
+					strips,
+					ns[s] / 16,
+					ns[s] - 3,
+					n_all - 3 * s,
+					n_all};
 		n_all += ns[s];
 		strips += ns[s] / 128;
 	}
 	const uint32_t width = n_all - 3 * nr;
 	std::vector<float> y((size_t)m * width, NAN);
-	std::vector<uint32_t> slots((size_t)blocks * m * 128, 0), image((size_t)nr * kt * m * 8, 0xffffffff);
+	std::vector<uint32_t> slots((size_t)blocks * m * 128, 0),
+		image((size_t)nr * kt * m * 8, 0xffffffff);
 
 	a.r.x = (const char *)x.data();
 	a.r.y = (char *)y.data();
@@ -95,7 +107,8 @@ static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint
 	} else {
 		for (uint32_t s = 0; s < nr; s++)
 			emu::launch(1, 128, [&] {
-				gemv_transform(a, a.shard[s].suh, 0, kt / 8, a.image + (size_t)s * kt * m * 8, NULL,
+				gemv_transform(a, a.shard[s].suh, 0, kt / 8,
+					       a.image + (size_t)s * kt * m * 8, NULL,
 					       threadIdx.x >> 5, 4);
 			});
 	}
@@ -109,14 +122,18 @@ static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint
 			std::vector<double> v(k, 0.0), o(ns[s], 0.0);
 
 			for (uint32_t i = 0; i < k_log; i++)
-				v[i] = (double)exl3_f16_to_f32(x[(size_t)t * x_stride + i]) * exl3_f16_to_f32(suh[s][i]);
+				v[i] = (double)exl3_f16_to_f32(x[(size_t)t * x_stride + i]) *
+				       exl3_f16_to_f32(suh[s][i]);
 			v = hadamard(v);
 			for (uint32_t row = 0; row < k; row++)
 				for (uint32_t col = 0; col < ns[s]; col++) {
 					const uint32_t *tile =
 						trellis[s].data() +
-						((row / 16) * (ns[s] / 16) + col / 16) * exl3_tile_words32(C::RATE2);
-					const uint32_t w = exl3_window(tile, C::RATE2, exl3_tile_index(row % 16, col % 16));
+						((row / 16) * (ns[s] / 16) + col / 16) *
+							exl3_tile_words32(C::RATE2);
+					const uint32_t w =
+						exl3_window(tile, C::RATE2,
+							    exl3_tile_index(row % 16, col % 16));
 
 					o[col] += v[row] * exl3_f16_to_f32(exl3_code_f16(w, C::CB));
 				}
@@ -133,8 +150,11 @@ static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint
 		dirty |= w != 0;
 	const double rel = sqrt(err / sum);
 
-	printf("%-28s k %u (%u) shards %u n %u m %2u blocks %u %s: rms error %.1e%s\n", name, k, k_log, nr, ns[0], m, blocks,
-	       fused ? "fused " : "shared", rel, rel < 1e-3 && !dirty ? "" : dirty ? " FAILED (slots)" : " FAILED");
+	printf("%-28s k %u (%u) shards %u n %u m %2u blocks %u %s: rms error %.1e%s\n", name, k,
+	       k_log, nr, ns[0], m, blocks, fused ? "fused " : "shared", rel,
+	       rel < 1e-3 && !dirty ? ""
+	       : dirty              ? " FAILED (slots)"
+				    : " FAILED");
 	bad += !(rel < 1e-3) || dirty;
 }
 
