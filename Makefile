@@ -297,9 +297,10 @@ $(BUILD)/tests/gpu/facts/%: tests/gpu/facts/%.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(filter-out -Wmissing-prototypes,$(ALL_CFLAGS)) -o $@ $< -ldl -lpthread
 
-check-gpu: all tests cuda $(GPU_FACT_BIN) ## all tests that need a GPU (8 minutes)
+gpu-facts: $(GPU_FACT_BIN)
+check-gpu: all tests cuda gpu-facts ## all tests that need a GPU (8 minutes)
 	tests/gpu/check.sh $(BUILD)
-.PHONY: check-gpu
+.PHONY: check-gpu gpu-facts
 
 no-nvcc:
 	@echo "nvcc not found: the CUDA backend is left out" >&2
