@@ -41,20 +41,48 @@ template <> struct fill_supports<-1> {
 	static void at(struct exl3_kernel *) {}
 };
 
+/* Composed operations choose their kernels themselves: one entry each, behind the linear ones. */
+static const struct exl3_kernel *g_mlp, *g_moe, *g_mla;
+
+static bool supports_mlp(const struct exl3_dev *dev, const struct exl3_work *work)
+{
+	(void)dev;
+	return work->op == EXL3_OP_MLP;
+}
+
+static bool supports_moe(const struct exl3_dev *dev, const struct exl3_work *work)
+{
+	return work->op == EXL3_OP_MOE && exl3_cuda_supports_moe(dev, work);
+}
+
+static bool supports_mla(const struct exl3_dev *dev, const struct exl3_work *work)
+{
+	return work->op == EXL3_OP_MLA_DECODE && exl3_cuda_supports_mla(dev, work);
+}
+
 __attribute__((constructor)) static void list_kernels(void)
 {
-	const struct exl3_cuda_linear_kernel *tables[] = {exl3_cuda_gemv_kernels, exl3_cuda_gemm_kernels};
+	const struct exl3_cuda_linear_kernel *tables[] = {exl3_cuda_gemv_kernels,
+							  exl3_cuda_gemm_kernels};
+	struct exl3_kernel *k;
 
 	for (const struct exl3_cuda_linear_kernel *t : tables)
-		for (; t->name && g_nr_kernels < KERNELS_MAX; t++) {
+		for (; t->name && g_nr_kernels < KERNELS_MAX - 3; t++) {
 			g_linear[g_nr_kernels] = t;
 			exl3_cuda_kernel_table[g_nr_kernels].name = t->name;
 			exl3_cuda_kernel_table[g_nr_kernels].op = EXL3_OP_LINEAR;
 			g_nr_kernels++;
 		}
 	fill_supports<KERNELS_MAX - 1>::at(exl3_cuda_kernel_table);
-	for (unsigned i = g_nr_kernels; i <= KERNELS_MAX; i++)
-		memset(&exl3_cuda_kernel_table[i], 0, sizeof(exl3_cuda_kernel_table[i]));
+	k = &exl3_cuda_kernel_table[g_nr_kernels];
+	k[0] = {"mlp", EXL3_OP_MLP, supports_mlp, NULL};
+	k[1] = {"moe", EXL3_OP_MOE, supports_moe, NULL};
+	k[2] = {"mla", EXL3_OP_MLA_DECODE, supports_mla, NULL};
+	g_mlp = &k[0];
+	g_moe = &k[1];
+	g_mla = &k[2];
+	for (k += 3; k <= &exl3_cuda_kernel_table[KERNELS_MAX]; k++)
+		memset(k, 0, sizeof(*k));
 }
 
 /* ---- linear ---- */
@@ -331,10 +359,6 @@ static int lower_mlp(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 
 const struct exl3_kernel *exl3_cuda_select(const struct exl3_dev *dev, const struct exl3_work *work)
 {
-	/* Composed operations have no entry of their own; any entry says "supported". */
-	static const struct exl3_kernel mlp = {"mlp", EXL3_OP_MLP, NULL, NULL};
-	static const struct exl3_kernel moe = {"moe", EXL3_OP_MOE, NULL, NULL};
-	static const struct exl3_kernel mla = {"mla", EXL3_OP_MLA_DECODE, NULL, NULL};
 	const struct exl3_cuda_linear_kernel *k;
 	struct exl3_cuda_linear a;
 
@@ -348,11 +372,11 @@ const struct exl3_kernel *exl3_cuda_select(const struct exl3_dev *dev, const str
 				return &exl3_cuda_kernel_table[i];
 		return NULL;
 	case EXL3_OP_MLP:
-		return &mlp;
+		return g_mlp;
 	case EXL3_OP_MOE:
-		return exl3_cuda_supports_moe(dev, work) ? &moe : NULL;
+		return supports_moe(dev, work) ? g_moe : NULL;
 	case EXL3_OP_MLA_DECODE:
-		return exl3_cuda_supports_mla(dev, work) ? &mla : NULL;
+		return supports_mla(dev, work) ? g_mla : NULL;
 	default:
 		return NULL;
 	}
