@@ -32,12 +32,14 @@ struct key {
 	const char *fallback; /* default, in the words of a file; NULL: none */
 	int64_t min, max;
 	const char *choices; /* KEY_ENUM: separated by '|' */
-	bool reload;         /* taken over by a running worker */
+	bool reload;         /* taken over by a running daemon */
 	const char *help;
 };
 
 #define AT(field) offsetof(struct exl3_config, field)
 #define TIB       (1ll << 40)
+
+#define STRING_MAX 1000 /* bytes of a KEY_STRING: with its key it is one message to a worker */
 
 /* The one table: parser, flags, --help, --check-config and reload derive from it. */
 static const struct key keys[] = {
@@ -186,6 +188,9 @@ static int set_key(struct exl3_config *cfg, const struct key *key, const char *v
 	case KEY_STRING:
 		if (!*value)
 			return exl3_errf(err, -EINVAL, "%s: empty", key->name);
+		if (strlen(value) > STRING_MAX)
+			return exl3_errf(err, -EINVAL, "%s: longer than %d bytes", key->name,
+					 STRING_MAX);
 		break;
 	case KEY_BOOL:
 		if (parse_bool(value, &b) < 0)
@@ -223,7 +228,25 @@ struct file_state {
 	const char *text; /* here */
 	int line;         /* the one being read */
 	int line_max;     /* bytes that the reader takes, once a line was longer; else 0 */
+	int heading;      /* line of a [model NAME] that has had no key so far; else 0 */
+	int bare;         /* of the first that never had one: libinih does not report it; else 0 */
 };
+
+/* The end of the section before, and whether a section of a model begins. */
+static void see_heading(struct file_state *st, const char *line)
+{
+	size_t space;
+
+	if (st->line == 1 && memcmp(line, "\xef\xbb\xbf", strnlen(line, 3)) == 0)
+		line += strnlen(line, 3); /* as libinih: a byte order mark */
+	line += strspn(line, " \t");
+	if (*line != '[' || !strchr(line, ']'))
+		return;
+	if (!st->bare)
+		st->bare = st->heading;
+	space = strcspn(line, " \t]");
+	st->heading = space == 6 && memcmp(line, "[model", 6) == 0 ? st->line : 0;
+}
 
 /* fgets() for libinih, which would take the rest of a line that is too long for another line. */
 static char *next_line(char *buf, int size, void *arg)
@@ -253,6 +276,7 @@ static char *next_line(char *buf, int size, void *arg)
 		st->line_max = size - 2;
 		return NULL;
 	}
+	see_heading(st, buf);
 	return buf;
 }
 
@@ -266,6 +290,7 @@ static int ini_line(void *arg, const char *section, const char *name, const char
 		return 0;
 	if (!name) /* only a heading (INI_CALL_HANDLER_ON_NEW_SECTION builds) */
 		return 1;
+	st->heading = 0;
 	if (!value)
 		value = "";
 	if (strlen(section) >= SECTION_MAX) {
@@ -296,8 +321,14 @@ static int parse_lines(struct file_state *st, const char *name)
 	if (st->line_max)
 		return exl3_errf(st->err, -EINVAL, "%s:%d: line is longer than %d bytes", name,
 				 st->line, st->line_max);
-	if (line == 0)
+	if (line == 0) {
+		line = st->bare ? st->bare : st->heading;
+		if (line)
+			return exl3_errf(st->err, -EINVAL,
+					 "%s:%d: a model without a key: path = DIR is missing",
+					 name, line);
 		return 0;
+	}
 	if (line < 0)
 		return exl3_errf(st->err, -ENOMEM, "%s: out of memory", name);
 	if (!st->code)
@@ -471,6 +502,10 @@ int exl3_config_read(int argc, char *const argv[], struct exl3_config *ret,
 	if (rc < 0)
 		return rc;
 	rc = set_defaults(&cfg, err);
+	if (rc == 0 && args->worker_fd >= 0) {
+		*ret = cfg; /* the supervisor says the rest */
+		return 0;
+	}
 	if (rc == 0 && (file || access(EXL3_CONFIG_PATH, F_OK) == 0)) {
 		const char *path = file ? file : EXL3_CONFIG_PATH;
 
@@ -553,7 +588,8 @@ unsigned exl3_config_reload(struct exl3_config *cfg, const struct exl3_config *f
 		if (same_value(cfg, fresh, &keys[i]))
 			continue;
 		if (!keys[i].reload) {
-			exl3_warn("%s changed in the configuration: needs a restart", keys[i].name);
+			exl3_warn("%s changed in the configuration: needs a restart of the daemon",
+				  keys[i].name);
 			others++;
 		} else if (keys[i].type == KEY_ENUM || keys[i].type == KEY_STRING) {
 			set_string(field(cfg, &keys[i]), *(char **)field(fresh, &keys[i]));
@@ -605,29 +641,56 @@ void exl3_config_help(FILE *out)
 		"\nSIGTERM finishes accepted requests and ends; SIGHUP reads the file again.\n");
 }
 
+/* The value in the words of a file; NULL: it has none, or (models) several. */
+static const char *value_text(const struct exl3_config *cfg, const struct key *key, char number[24])
+{
+	switch (key->type) {
+	case KEY_MODEL:
+		return NULL;
+	case KEY_BOOL:
+		return *(bool *)field(cfg, key) ? "yes" : "no";
+	case KEY_STRING:
+	case KEY_ENUM:
+		return *(char **)field(cfg, key);
+	default:
+		snprintf(number, 24, "%lld", (long long)*(int64_t *)field(cfg, key));
+		return number;
+	}
+}
+
+bool exl3_config_setting(const struct exl3_config *cfg, size_t *i, char *text, size_t size)
+{
+	while (*i < NR_KEYS) {
+		const struct key *key = &keys[(*i)++];
+		char number[24];
+		const char *value = value_text(cfg, key, number);
+
+		if (!value)
+			continue;
+		snprintf(text, size, "%s=%s", key->name, value);
+		return true;
+	}
+	return false;
+}
+
+int exl3_config_set(struct exl3_config *cfg, const char *text, struct exl3_error *err)
+{
+	const char *eq = strchr(text, '=');
+	const struct key *key = eq ? find_key(text, (size_t)(eq - text)) : NULL;
+
+	if (!key)
+		return exl3_errf(err, -EINVAL, "'%s' is not KEY=VALUE", text);
+	return set_key(cfg, key, eq + 1, err);
+}
+
 void exl3_config_print(const struct exl3_config *cfg, FILE *out)
 {
 	for (size_t i = 0; i < NR_KEYS; i++) {
-		const struct key *key = &keys[i];
-		const char *s;
+		char number[24];
+		const char *value = value_text(cfg, &keys[i], number);
 
-		switch (key->type) {
-		case KEY_MODEL:
-			break;
-		case KEY_BOOL:
-			fprintf(out, "%s = %s\n", key->name,
-				*(bool *)field(cfg, key) ? "yes" : "no");
-			break;
-		case KEY_STRING:
-		case KEY_ENUM:
-			s = *(char **)field(cfg, key);
-			if (s)
-				fprintf(out, "%s = %s\n", key->name, s);
-			break;
-		default:
-			fprintf(out, "%s = %lld\n", key->name,
-				(long long)*(int64_t *)field(cfg, key));
-		}
+		if (value)
+			fprintf(out, "%s = %s\n", keys[i].name, value);
 	}
 	for (size_t i = 0; i < cfg->nr_models; i++) {
 		const struct exl3_config_model *m = &cfg->models[i];

@@ -16,7 +16,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define EXL3_MODELS_MAX  256
+#define EXL3_MODELS_MAX 256
 #ifndef EXL3_SYSCONFDIR /* of the Makefile */
 #define EXL3_SYSCONFDIR "/etc"
 #endif
@@ -53,7 +53,7 @@ struct exl3_config_args {
 };
 
 /**
- * exl3_config_read() - defaults, files and flags, checked.
+ * exl3_config_read() - defaults, files and flags, checked; for a worker only the defaults.
  * @argv: as main() got it.
  * Returns 0, -EINVAL (err names the file and line or the flag), -ENOENT (--config names no file),
  * -ENOMEM. A configuration that failed needs no exl3_config_fini().
@@ -72,7 +72,13 @@ void exl3_config_remove_model(struct exl3_config *cfg, const char *name);
 /* 1..EXL3_NAME_MAX printable bytes without '=', ',', '/' or space; err says which is wrong. */
 int exl3_config_check_name(const char *name, struct exl3_error *err);
 
-/* Keys that a running worker takes over (SIGHUP); number of other keys that differ. */
+/* Every key that has a value, one per call, as "key=value"; without the models. @i: 0 at first. False:
+ * there are no more. */
+bool exl3_config_setting(const struct exl3_config *cfg, size_t *i, char *text, size_t size);
+/* Takes over one of them. */
+int exl3_config_set(struct exl3_config *cfg, const char *text, struct exl3_error *err);
+
+/* Keys that a running daemon takes over (SIGHUP); number of other keys that differ. */
 unsigned exl3_config_reload(struct exl3_config *cfg, const struct exl3_config *fresh);
 
 /* For config.c: the model of that name, made if there is none; NULL: @err. One value of it. Its end. */

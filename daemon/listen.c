@@ -2,6 +2,7 @@
 /* listen.c - the control socket: inherited from systemd, or made here and guarded by a lock. */
 #include "daemon/listen.h"
 
+#include "daemon/config.h"
 #include "daemon/log.h"
 
 #include <errno.h>
@@ -37,18 +38,26 @@ static int inherit(struct exl3_listener *l, int nr, struct exl3_error *err)
 	return 0;
 }
 
-/* The folder of the default path may be missing where nobody installed tmpfiles.d. */
-static void make_folder(const char *path)
+/* The folder of the default path may be missing where nobody installed tmpfiles.d; any other is a slip of
+ * the pen if it is missing. */
+static int need_folder(const char *path, struct exl3_error *err)
 {
 	char dir[112];
 	char *slash;
+	struct stat st;
 
 	snprintf(dir, sizeof(dir), "%s", path);
 	slash = strrchr(dir, '/');
 	if (!slash || slash == dir)
-		return;
+		return 0;
 	*slash = 0;
-	mkdir(dir, 0755); /* if it fails, the lock says why */
+	if (strcmp(dir, EXL3_RUN_DIR) == 0) {
+		mkdir(dir, 0755); /* if it fails, the lock says why */
+		return 0;
+	}
+	if (stat(dir, &st) < 0)
+		return exl3_errf(err, -errno, "socket %s: folder %s: %m", path, dir);
+	return 0;
 }
 
 /* Whoever holds the lock owns the path. The file may have been removed by its last owner between our
@@ -120,8 +129,9 @@ static int make(struct exl3_listener *l, struct exl3_error *err)
 	int rc;
 
 	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", l->path);
-	make_folder(l->path);
-	rc = take_lock(l, err);
+	rc = need_folder(l->path, err);
+	if (rc == 0)
+		rc = take_lock(l, err);
 	if (rc == 0)
 		rc = remove_stale(l, &addr, err);
 	if (rc < 0)

@@ -38,7 +38,7 @@ int main(int argc, char **argv)
 		exl3_log_set_level(exl3_config_log_level(&cfg));
 		exl3_fault_init();
 		if (args.worker_fd >= 0)
-			status = exl3_worker_main(&cfg, argc, argv);
+			status = exl3_worker_main(&cfg);
 		else
 			status = exl3_supervisor_main(&cfg, argc, argv);
 	}

@@ -201,7 +201,7 @@ static void done_load(struct exl3_job *job)
 int exl3_models_load(struct exl3_models *all, const char *name, const char *path, bool at_start,
 		     struct exl3_registered **ret, struct exl3_error *err)
 {
-	struct exl3_registered *reg, **p;
+	struct exl3_registered *reg, *old, **p;
 	int rc;
 
 	rc = exl3_config_check_name(name, err);
@@ -209,11 +209,10 @@ int exl3_models_load(struct exl3_models *all, const char *name, const char *path
 		return rc;
 	if (path[0] != '/')
 		return exl3_errf(err, -EINVAL, "model %s: path '%s' is not absolute", name, path);
-	reg = exl3_models_find(all, name);
-	if (reg)
-		return exl3_errf(err, -EEXIST, "model %s is there already%s: unload it first", name,
-				 reg->state == EXL3_MODEL_FAILED ? " (its load failed)" : "");
-	if (all->nr >= EXL3_MODELS_MAX)
+	old = exl3_models_find(all, name);
+	if (old && old->state != EXL3_MODEL_FAILED)
+		return exl3_errf(err, -EEXIST, "model %s is there already: unload it first", name);
+	if (all->nr - (old ? 1 : 0) >= EXL3_MODELS_MAX)
 		return exl3_errf(err, -EDQUOT, "there are %d models already", EXL3_MODELS_MAX);
 	reg = calloc(1, sizeof(*reg));
 	if (!reg)
@@ -231,6 +230,8 @@ int exl3_models_load(struct exl3_models *all, const char *name, const char *path
 		exl3_registered_put(reg);
 		return rc;
 	}
+	if (old)
+		exl3_models_unload(old); /* only the reason of its failure is left of it */
 	reg->state = EXL3_MODEL_LOADING;
 	reg->at_start = at_start;
 	reg->start_ns = exl3_now_ns();

@@ -5,7 +5,7 @@
  * A handle of a client holds the registration, not the weights: after an unload the name is free again
  * and the memory goes as soon as the last accepted request is done, whoever still has it open.
  *
- *   LOADING -> READY -> UNLOADING -> gone      LOADING -> FAILED -> gone (unload)
+ *   LOADING -> READY -> UNLOADING -> gone      LOADING -> FAILED -> gone (unload, or a load of that name)
  *   LOADING -> UNLOADING (the load is cancelled) -> gone
  */
 #ifndef EXL3_DAEMON_MODELS_H
@@ -56,7 +56,7 @@ void exl3_models_unload_all(struct exl3_models *all);
 
 struct exl3_registered *exl3_models_find(const struct exl3_models *all, const char *name);
 
-/* Starts a load. -EEXIST: the name is taken; -EINVAL; -ENOMEM. */
+/* Starts a load, in place of one that failed. -EEXIST: the name is taken; -EINVAL; -ENOMEM. */
 int exl3_models_load(struct exl3_models *all, const char *name, const char *path, bool at_start,
 		     struct exl3_registered **ret, struct exl3_error *err);
 /* Starts an unload; nothing happens if it has begun. */

@@ -28,6 +28,7 @@
 #define BACKOFF_MIN_NS 10000000ull
 #define BACKOFF_MAX_NS 5000000000ull
 #define KILL_AFTER_NS  5000000000ull /* what a draining worker has beyond its drain-timeout */
+#define HEAR_MS        1000          /* in which a worker that is well reads what it is sent */
 
 /* Exit status, unlike 1 for what a new start would meet again: systemd's unit tells them apart. */
 #define GAVE_UP 3
@@ -35,7 +36,7 @@
 enum state { STARTING, RUNNING, DRAINING, BACKOFF };
 
 struct supervisor {
-	struct exl3_config *cfg; /* its models: what a new worker loads */
+	struct exl3_config *cfg; /* the one that was accepted last: what a new worker gets */
 	int argc;
 	char *const *argv;
 	struct exl3_listener listener;
@@ -53,17 +54,42 @@ struct supervisor {
 };
 
 /* @flags: MSG_DONTWAIT for a worker that may hang; one that starts reads what it is sent. */
-static void tell(struct supervisor *s, struct exl3_sup_msg *msg, const char *text, int flags)
+static bool tell(struct supervisor *s, struct exl3_sup_msg *msg, const char *text, int flags)
 {
 	size_t len = strlen(text);
+	ssize_t n;
 
 	if (len >= sizeof(msg->text))
 		len = sizeof(msg->text) - 1;
 	memcpy(msg->text, text, len);
 	msg->text[len] = 0;
-	if (send(s->control_fd, msg, offsetof(struct exl3_sup_msg, text) + len + 1,
-		 MSG_NOSIGNAL | flags) < 0)
+	n = send(s->control_fd, msg, offsetof(struct exl3_sup_msg, text) + len + 1,
+		 MSG_NOSIGNAL | flags);
+	if (n < 0)
 		exl3_dbg("worker: %m"); /* its end is seen by SIGCHLD */
+	return n >= 0;
+}
+
+/* To a worker that serves: false if it does not read until @until. */
+static bool tell_until(struct supervisor *s, struct exl3_sup_msg *msg, const char *text,
+		       uint64_t until)
+{
+	struct pollfd fd = {.fd = s->control_fd, .events = POLLOUT};
+	uint64_t now = exl3_now_ns();
+
+	if (poll(&fd, 1, now < until ? (int)((until - now) / 1000000 + 1) : 0) <= 0)
+		return false;
+	return tell(s, msg, text, MSG_DONTWAIT);
+}
+
+/* NAME=DIR,device=D: always with a device, so that nothing in the path is taken for one. */
+static void model_spec(const struct supervisor *s, const struct exl3_config_model *m,
+		       char text[EXL3_SUP_TEXT_MAX])
+{
+	snprintf(text, EXL3_SUP_TEXT_MAX, "%s=%s,device=%s", m->name, m->path,
+		 m->device        ? m->device
+		 : s->cfg->device ? s->cfg->device
+				  : "0");
 }
 
 /* ---- start ---- */
@@ -71,12 +97,12 @@ static void tell(struct supervisor *s, struct exl3_sup_msg *msg, const char *tex
 /* In the child: only the two descriptors go on. */
 static void become_worker(struct supervisor *s, int control, pid_t supervisor)
 {
-	char **argv = calloc((size_t)s->argc + 3, sizeof(*argv));
+	/* No flags and no files: the configuration comes from us, see greet_worker(). */
+	char *const argv[] = {s->argv[0], (char *)"--worker", (char *)"3", NULL};
 	int listen_high = fcntl(s->listener.fd, F_DUPFD, 16),
 	    control_high = fcntl(control, F_DUPFD, 16);
 
-	if (!argv || listen_high < 0 || control_high < 0 ||
-	    dup2(listen_high, EXL3_WORKER_LISTEN_FD) < 0 ||
+	if (listen_high < 0 || control_high < 0 || dup2(listen_high, EXL3_WORKER_LISTEN_FD) < 0 ||
 	    dup2(control_high, EXL3_WORKER_CONTROL_FD) < 0)
 		_exit(1);
 	/* A worker that outlives its supervisor would keep the socket from the next daemon. */
@@ -90,10 +116,6 @@ static void become_worker(struct supervisor *s, int control, pid_t supervisor)
 	 * milliseconds, on cores that clients could use. */
 	setenv("GOMP_SPINCOUNT", "2000", 0);
 	sigprocmask(SIG_SETMASK, &s->old_mask, NULL);
-	for (int i = 0; i < s->argc; i++)
-		argv[i] = s->argv[i];
-	argv[s->argc] = (char *)"--worker";
-	argv[s->argc + 1] = (char *)"3";
 	/* Not by name: an upgrade may have put another version there, which the fds are not meant for. */
 	execv("/proc/self/exe", argv);
 	_exit(1);
@@ -111,14 +133,15 @@ static void greet_worker(struct supervisor *s)
 	char text[EXL3_SUP_TEXT_MAX];
 
 	tell(s, &msg, "", 0);
+	msg.type = EXL3_SUP_KEY;
+	for (size_t i = 0; exl3_config_setting(s->cfg, &i, text, sizeof(text));)
+		tell(s, &msg, text, 0);
 	for (size_t i = 0; i < s->cfg->nr_models; i++) {
 		const struct exl3_config_model *m = &s->cfg->models[i];
 
 		msg.type = EXL3_SUP_MODEL;
 		msg.generation = m->by_client;
-		/* Always with a device, so that nothing in the path is taken for one. */
-		snprintf(text, sizeof(text), "%s=%s,device=%s", m->name, m->path,
-			 m->device ? m->device : s->cfg->device ? s->cfg->device : "0");
+		model_spec(s, m, text);
 		tell(s, &msg, text, 0);
 	}
 	msg.type = EXL3_SUP_GO;
@@ -239,20 +262,60 @@ static void drain(struct supervisor *s, int signo)
 	tell(s, &msg, "", MSG_DONTWAIT);
 }
 
-static void reload(struct supervisor *s)
+/* The worker takes all of it or, if it does not hear the end, nothing. It knows which models are new. */
+static bool tell_reload(struct supervisor *s, const struct exl3_config *fresh)
 {
 	struct exl3_sup_msg msg = {.type = EXL3_SUP_RELOAD};
+	uint64_t until = exl3_now_ns() + HEAR_MS * 1000000ull;
+	char text[EXL3_SUP_TEXT_MAX];
+	bool heard;
+
+	heard = tell_until(s, &msg, "", until);
+	msg.type = EXL3_SUP_KEY;
+	for (size_t i = 0; heard && exl3_config_setting(s->cfg, &i, text, sizeof(text));)
+		heard = tell_until(s, &msg, text, until);
+	msg.type = EXL3_SUP_MODEL;
+	for (size_t i = 0; heard && i < fresh->nr_models; i++) {
+		model_spec(s, &fresh->models[i], text);
+		heard = tell_until(s, &msg, text, until);
+	}
+	msg.type = EXL3_SUP_GO;
+	return heard && tell_until(s, &msg, "", until);
+}
+
+static bool has_model(const struct exl3_config *cfg, const char *name)
+{
+	for (size_t i = 0; i < cfg->nr_models; i++) {
+		if (strcmp(cfg->models[i].name, name) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* We alone read the files: a worker, also a later one, has what we have accepted. */
+static void reload(struct supervisor *s)
+{
 	struct exl3_config_args args;
+	char text[EXL3_SUP_TEXT_MAX];
 	struct exl3_config fresh;
 	struct exl3_error err;
 
-	if (s->worker)
-		tell(s, &msg, "", MSG_DONTWAIT);
-	/* What a running daemon takes over and we use ourselves; the worker says what is wrong, if it is. */
-	if (exl3_config_read(s->argc, s->argv, &fresh, &args, &err) < 0)
+	if (exl3_config_read(s->argc, s->argv, &fresh, &args, &err) < 0) {
+		exl3_err("reload: %s; nothing was changed", err.text);
 		return;
-	s->cfg->drain_timeout_s = fresh.drain_timeout_s;
-	exl3_log_set_level(exl3_config_log_level(&fresh));
+	}
+	exl3_config_reload(s->cfg, &fresh);
+	exl3_log_set_level(exl3_config_log_level(s->cfg));
+	/* New models are loaded; those that are no longer named stay until they are unloaded. */
+	for (size_t i = 0; i < fresh.nr_models; i++) {
+		if (has_model(s->cfg, fresh.models[i].name))
+			continue;
+		model_spec(s, &fresh.models[i], text);
+		if (exl3_config_add_model(s->cfg, text, true, &err) < 0)
+			exl3_err("reload: %s", err.text);
+	}
+	if (!s->worker || !tell_reload(s, &fresh))
+		exl3_warn("reload: no worker listens now; the next one has the new values");
 	exl3_config_fini(&fresh);
 }
 

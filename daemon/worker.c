@@ -151,34 +151,67 @@ static void on_beat(void *arg)
 
 /* ---- reload ---- */
 
-static void reload(struct exl3_worker *w)
+static void drop_fresh(struct exl3_worker *w)
 {
-	struct exl3_config_args args;
+	if (w->fresh)
+		exl3_config_fini(w->fresh);
+	free(w->fresh);
+	w->fresh = NULL;
+}
+
+static void reload_go(struct exl3_worker *w)
+{
 	struct exl3_registered *reg;
-	struct exl3_config fresh;
 	struct exl3_error err;
 
-	if (exl3_config_read(w->argc, w->argv, &fresh, &args, &err) < 0) {
-		exl3_err("reload: %s; nothing was changed", err.text);
-		return;
-	}
-	exl3_config_reload(w->cfg, &fresh);
+	exl3_config_reload(w->cfg, w->fresh);
 	exl3_log_set_level(exl3_config_log_level(w->cfg));
 	exl3_dispatch_set_spin(w->dispatch, w->cfg->spin_us * 1000);
-	/* New models are loaded; those that are no longer named stay until they are unloaded. */
-	for (size_t i = 0; i < fresh.nr_models && !w->draining; i++) {
-		const struct exl3_config_model *m = &fresh.models[i];
+	for (size_t i = 0; i < w->fresh->nr_models && !w->draining; i++) {
+		const struct exl3_config_model *m = &w->fresh->models[i];
 
-		if (exl3_models_find(&w->models, m->name))
+		reg = exl3_models_find(&w->models, m->name);
+		if (reg && reg->state != EXL3_MODEL_FAILED)
 			continue;
 		if (exl3_worker_check_device(w, m->device, &err) < 0 ||
-		    exl3_models_load(&w->models, m->name, m->path, false, &reg, &err) < 0)
+		    exl3_models_load(&w->models, m->name, m->path, false, &reg, &err) < 0) {
 			exl3_err("reload: %s", err.text);
-		else
+			exl3_worker_tell(w, EXL3_SUP_REMOVED, m->name);
+		} else {
 			exl3_worker_keep_model(w, reg);
+		}
 	}
-	exl3_config_fini(&fresh);
+	drop_fresh(w);
 	exl3_info("configuration read again");
+}
+
+/* One step of it. */
+static void reload(struct exl3_worker *w, const struct exl3_sup_msg *msg)
+{
+	struct exl3_error err = {0};
+	int rc = 0;
+
+	if (msg->type == EXL3_SUP_RELOAD) {
+		drop_fresh(w); /* one that was broken off */
+		w->fresh = calloc(1, sizeof(*w->fresh));
+		if (!w->fresh)
+			exl3_err("reload: out of memory; nothing was changed");
+		return;
+	}
+	if (!w->fresh)
+		return;
+	if (msg->type == EXL3_SUP_GO) {
+		reload_go(w);
+		return;
+	}
+	if (msg->type == EXL3_SUP_KEY)
+		rc = exl3_config_set(w->fresh, msg->text, &err);
+	else if (msg->type == EXL3_SUP_MODEL)
+		rc = exl3_config_add_model(w->fresh, msg->text, true, &err);
+	if (rc < 0) {
+		exl3_err("reload: %s; nothing was changed", err.text);
+		drop_fresh(w);
+	}
 }
 
 static void on_control(void *arg, uint32_t events)
@@ -191,8 +224,8 @@ static void on_control(void *arg, uint32_t events)
 	while ((rc = hear(w, &msg, MSG_DONTWAIT)) > 0) {
 		if (msg.type == EXL3_SUP_DRAIN)
 			exl3_worker_drain(w, "asked by the supervisor");
-		else if (msg.type == EXL3_SUP_RELOAD)
-			reload(w);
+		else
+			reload(w, &msg);
 	}
 	if (rc < 0) {
 		exl3_err("the supervisor is gone, leaving");
@@ -265,8 +298,8 @@ static void on_listen(void *arg, uint32_t events)
 			return;
 		}
 		if (w->nr_peers >= w->cfg->clients_max + REFUSED_MAX) {
-			exl3_log_limited(EXL3_LOG_WARN, "a client was turned away: %u are connected",
-					 w->nr_peers);
+			exl3_log_limited(EXL3_LOG_WARN,
+					 "a client was turned away: %u are connected", w->nr_peers);
 			exl3_loop_close(w->loop, &fd);
 			continue;
 		}
@@ -386,9 +419,7 @@ static int meet_supervisor(struct exl3_worker *w, struct exl3_error *err)
 {
 	struct exl3_sup_msg msg;
 
-	/* Its list counts: models were loaded and unloaded since the files were read. */
-	while (w->cfg->nr_models)
-		exl3_config_remove_model(w->cfg, w->cfg->models[0].name);
+	/* Not the files: they may have been edited since, and nobody has asked for that to count. */
 	while (hear(w, &msg, 0) > 0) {
 		switch (msg.type) {
 		case EXL3_SUP_HELLO:
@@ -397,11 +428,16 @@ static int meet_supervisor(struct exl3_worker *w, struct exl3_error *err)
 			w->supervisor = msg.pid;
 			w->beat_ns = msg.watchdog_ns;
 			break;
+		case EXL3_SUP_KEY:
+			if (exl3_config_set(w->cfg, msg.text, err) < 0)
+				return err->code;
+			break;
 		case EXL3_SUP_MODEL:
 			if (exl3_config_add_model(w->cfg, msg.text, msg.generation != 0, err) < 0)
 				return err->code;
 			break;
 		case EXL3_SUP_GO:
+			exl3_log_set_level(exl3_config_log_level(w->cfg));
 			return 0;
 		default:
 			break;
@@ -539,6 +575,7 @@ static void worker_fini(struct exl3_worker *w)
 		w->signal_watch = exl3_watch_drop(w->loop, w->signal_watch);
 	}
 	w->loop = exl3_loop_free(w->loop);
+	drop_fresh(w);
 	if (w->ops)
 		w->dev = w->ops->close(w->dev);
 	exl3_closep(&w->spare_fd);
@@ -547,7 +584,7 @@ static void worker_fini(struct exl3_worker *w)
 	exl3_closep(&w->listen_fd);
 }
 
-int exl3_worker_main(struct exl3_config *cfg, int argc, char *const argv[])
+int exl3_worker_main(struct exl3_config *cfg)
 {
 	static struct exl3_worker worker; /* large, one per process */
 	struct exl3_worker *w = &worker;
@@ -556,8 +593,6 @@ int exl3_worker_main(struct exl3_config *cfg, int argc, char *const argv[])
 
 	prctl(PR_SET_NAME, "exl3-worker");
 	w->cfg = cfg;
-	w->argc = argc;
-	w->argv = argv;
 	w->listen_fd = EXL3_WORKER_LISTEN_FD;
 	w->control_fd = EXL3_WORKER_CONTROL_FD;
 	w->signal_fd = w->spare_fd = -1;

@@ -23,11 +23,12 @@
 enum exl3_sup_type {
 	/* to the worker, at its start, in this order */
 	EXL3_SUP_HELLO, /* instance, generation, pid; watchdog_ns: how often a BEAT is wanted, 0: never */
-	EXL3_SUP_MODEL, /* text NAME=DIR; generation 0: from the configuration, 1: loaded by a client */
+	EXL3_SUP_KEY,   /* text KEY=VALUE */
+	EXL3_SUP_MODEL, /* text NAME=DIR; generation 0: of the start, 1: since then */
 	EXL3_SUP_GO,
 	/* to the worker, later */
 	EXL3_SUP_DRAIN,
-	EXL3_SUP_RELOAD,
+	EXL3_SUP_RELOAD, /* KEY, MODEL and GO follow; without GO nothing counts */
 	/* from the worker */
 	EXL3_SUP_READY,  /* all models of the start are loaded */
 	EXL3_SUP_STATUS, /* text for systemctl status */
@@ -49,9 +50,8 @@ struct exl3_sup_msg {
 struct exl3_peer;
 
 struct exl3_worker {
-	struct exl3_config *cfg; /* borrowed from main(), as are the arguments */
-	int argc;
-	char *const *argv; /* read again when told to reload */
+	struct exl3_config *cfg;   /* borrowed from main(); its values are the supervisor's */
+	struct exl3_config *fresh; /* owned: between RELOAD and its GO; else NULL */
 	struct exl3_loop *loop;
 	struct exl3_jobs *loads, *memory; /* threads: long loads; arenas and their end */
 	const struct exl3_backend_ops *ops;
@@ -78,7 +78,7 @@ struct exl3_worker {
 };
 
 /* Serves until it is told to stop; exit status of the process. */
-int exl3_worker_main(struct exl3_config *cfg, int argc, char *const argv[]);
+int exl3_worker_main(struct exl3_config *cfg);
 
 /* For control: */
 void exl3_worker_drain(struct exl3_worker *w, const char *why);

@@ -54,6 +54,15 @@ def test_something_else_at_the_socket_path(env):
         equal(f.read(), "precious", "the file")
 
 
+def test_folder_of_the_socket_is_missing(env):
+    """A path with a slip of the pen makes no folder."""
+    folder = env.path("no-such-folder")
+    d = env.daemon(sock=os.path.join(folder, "d.sock"), wait=False)
+    equal(d.wait_exit(), 1, "status")
+    check(f"folder {folder}: No such file" in d.log(), f"the message does not name the folder: {d.log()}")
+    check(not os.path.exists(folder), "the folder was made")
+
+
 def test_socket_mode_and_removal(env):
     d = env.daemon()
     equal(oct(os.stat(d.sock).st_mode & 0o777), oct(0o660), "socket mode")
@@ -148,6 +157,27 @@ def test_load_and_unload_while_serving(env):
     rc, _, err = d.ctl("unload", "nonesuch")
     equal(rc, 3, "unload of what is not there")
     check("nonesuch" in err, f"the message does not name the model: {err}")
+
+
+def test_load_again_after_a_refusal(env):
+    """A load takes the place of one that failed; also a worker that is started later has the new model."""
+    d = env.daemon((LAYERS,))
+    path = env.path("unfinished")
+    os.mkdir(path)
+    for _ in range(2):
+        rc, _, err = d.ctl("load", f"late={path}")
+        check(rc == 3 and "unfinished" in err, f"an empty folder: status {rc}, {err}")
+        equal(sorted((m["name"], m["state"]) for m in d.status()["models"] if m["state"] != "unloading"),
+              [("late", "failed"), ("layers", "ready")], "models after a refusal")
+    d.ctl_ok("load", f"late={env.model('layers')}")
+    equal(linear_status(env, d, model="late"), (0, ""), "the model when it is there")
+    rc, _, err = d.ctl("load", f"late={env.model('layers')}")
+    check(rc == 3 and "unload it first" in err, f"a name that is taken: status {rc}, {err}")
+    before = d.worker_pid()
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: new_worker(d, [before]), "another worker")
+    d.wait_ready()
+    equal(sorted(m["name"] for m in d.status()["models"]), ["late", "layers"], "models after the restart")
 
 
 def test_unload_under_requests(env):
@@ -342,7 +372,8 @@ def test_check_config(env):
     rc, out, err = env.run(program, "--config", good, "--check-config")
     equal(rc, 0, f"a good file ({err or out})")
     for text, word in (("threads = many\n", "threads"), ("tread = 1\n", "tread"), ("backend = abacus\n", "backend"),
-                       ("spin-us = -1\n", "spin-us"), ("what is this\n", "bad.conf:1")):
+                       ("spin-us = -1\n", "spin-us"), ("what is this\n", "bad.conf:1"),
+                       ("backend = cpu\n[model a]\n", "bad.conf:2")):
         bad = env.path("bad.conf")
         with open(bad, "w") as f:
             f.write(text)

@@ -74,6 +74,88 @@ def test_supervisor_reloads_too(env):
     check("did not drain in time" in d.log(), "the log does not say why")
 
 
+def replace_worker(d):
+    """Kills the worker and waits until another one serves."""
+    before = d.worker_pid()
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: d.ctl("status")[0] == 0 and d.worker_pid() != before, "another worker")
+    d.wait_ready()
+
+
+def arena_refused(env, d):
+    """Whether an arena of 2 MiB is more than a client may have."""
+    rc, _, err = d.ctl("run", "linear", "one", "k4.mul1", env.path("x.npy"), "-o", env.path("y.npy"))
+    check(rc in (0, 3) and (rc == 0 or "arena-max" in err), f"status {rc}, {err}")
+    return rc == 3
+
+
+def test_files_count_only_when_asked(env):
+    """A new worker has what the daemon has accepted, whatever the files say by then; a key that needs a
+    restart waits for one of the daemon."""
+    conf = env.path("accepted.conf")
+    good = f"arena-max = 64M\nmodel = one={LAYERS}\n"
+    ref.npy_save(env.path("x.npy"), "<f4", (1024, 256), [0.5] * (1024 * 256))
+    write(conf, good)
+    d = env.daemon(args=("--config", conf))
+
+    for text in ("thraeds = 1\n", f"arena-max = 1M\nmodel = two={TINY}\n"):
+        write(conf, text)
+        replace_worker(d)
+        equal(names(d), {"one": "ready"}, f"models of a new worker when the file says {text!r}")
+        check(not arena_refused(env, d), f"a new worker has read the file, which says {text!r}")
+    os.unlink(conf)
+    hup(d, "nothing was changed", 1)
+    write(conf, "thraeds = 1\n")
+    hup(d, "nothing was changed", 2)
+    check("unknown key 'thraeds'" in d.log(), f"the log does not say what is wrong: {d.log()[-500:]}")
+    replace_worker(d)
+    equal(names(d), {"one": "ready"}, "models after a reload that was refused")
+    check(not arena_refused(env, d), "a reload that was refused counts")
+
+    # What is accepted counts for the next worker too, except what needs a restart: backend and device.
+    write(conf, f"arena-max = 1M\nthreads = 1\nmemory-max = 1M\nmodel = two={TINY}\n")
+    hup(d, "configuration read again", 1)
+    wait_for(lambda: names(d) == {"one": "ready", "two": "ready"}, "second model")
+    write(conf, "thraeds = 1\n")
+    replace_worker(d)
+    equal(names(d), {"one": "ready", "two": "ready"}, "models after a reload that was accepted")
+    check(arena_refused(env, d), "a new worker does not have the limit of the last reload")
+    equal(d.stop(), 0, "status after SIGTERM")
+
+
+def test_reload_without_a_worker(env):
+    """SIGHUP while a worker is about to be started, or does not listen: the next one has the new values."""
+    conf = env.path("none.conf")
+    ref.npy_save(env.path("x.npy"), "<f4", (1024, 256), [0.5] * (1024 * 256))
+    write(conf, f"arena-max = 64M\nmodel = one={LAYERS}\n")
+    d = env.daemon(args=("--config", conf))
+    check(not arena_refused(env, d), "the limit of the start")
+    write(conf, f"arena-max = 1M\nmodel = one={LAYERS}\nmodel = two={TINY}\n")
+    before = d.worker_pid()
+    os.kill(before, signal.SIGSTOP)
+    os.kill(d.proc.pid, signal.SIGHUP)
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: d.ctl("status")[0] == 0 and d.worker_pid() != before, "another worker")
+    wait_for(lambda: names(d) == {"one": "ready", "two": "ready"}, "the new model")
+    check(arena_refused(env, d), "the new limit does not count")
+    equal(d.stop(), 0, "status after SIGTERM")
+
+
+def test_reload_tries_again(env):
+    """A model that was refused is loaded by SIGHUP once its folder is right, and is there after a restart."""
+    conf, path = env.path("again.conf"), env.path("late")
+    write(conf, "")
+    d = env.daemon(args=("--config", conf))
+    write(conf, f"model = late={path}\n")
+    hup(d, "model late: refused", 1)
+    equal(names(d), {"late": "failed"}, "before")
+    os.symlink(LAYERS, path)
+    hup(d, "model late: ready", 1)
+    wait_for(lambda: names(d) == {"late": "ready"}, "the model")
+    replace_worker(d)
+    equal(names(d), {"late": "ready"}, "models of the second worker")
+
+
 def test_loads_survive_the_worker(env):
     """A new worker has the models of the old one: those of the start and those that clients loaded and left."""
     d = env.daemon((f"one={TINY}",))

@@ -64,6 +64,14 @@ static const struct text_case {
 	{"[model a]\ndevice = 1\n", -EINVAL, "no path"},
 	{"[model a]\npaht = /x\n", -EINVAL, "unknown key 'paht'"},
 	{"[model a b]\npath = /x\n", -EINVAL, "no spaces"},
+	{"[model a]\n", -EINVAL, ":1: a model without a key"},
+	{"threads = 1\n\n[model a] ; c\n# path = /x\n", -EINVAL, ":3: a model without a key"},
+	{"\n  [model\ta]\n[model b]\npath = /x\n", -EINVAL, ":2: a model without a key"},
+	{"\xef\xbb\xbf[model a]\n[limits]\nthreads = 1\n", -EINVAL, ":1: a model without a key"},
+	{"[model a]\npath = /x\n[model b]\n[model c]\n", -EINVAL, ":3: a model without a key"},
+	{"[model a]\n[model b]\nthraeds = 4\n", -EINVAL, ":3"},
+	{"[model a]\npath = /x\n[any heading]\n[models]\n", 0, NULL},
+	{"# [model a]\n;[model b]\n", 0, NULL},
 	{"socket = "
 	 "/a/very/long/path/that/is/longer/than/what/the/kernel/takes/for/a/unix/socket/address/"
 	 "0123456789.sock\n",
@@ -280,6 +288,40 @@ static void printed_text_reads_back(void **state)
 	exl3_config_fini(&again);
 }
 
+/* What the supervisor hands to a worker, key by key, makes the same configuration of whatever was there. */
+static void settings_carry_over(void **state)
+{
+	struct exl3_config cfg, other;
+	char text[2048], *text1 = NULL, *text2 = NULL;
+	struct exl3_error err;
+	size_t bytes, n = 0;
+	FILE *f;
+
+	(void)state;
+	test_code(exl3_config_parse_string("node = 1\narena-max = 5M\ndeterministic = yes\n"
+					   "device = GPU-1=2\nlog-level = debug\nspin-us = 3\n",
+					   &cfg, &err),
+		  0, &err);
+	memset(&other, 0, sizeof(other));
+	for (size_t i = 0; exl3_config_setting(&cfg, &i, text, sizeof(text)); n++)
+		test_code(exl3_config_set(&other, text, &err), 0, &err);
+	assert_true(n > 15);
+	f = open_memstream(&text1, &bytes);
+	exl3_config_print(&cfg, f);
+	fclose(f);
+	f = open_memstream(&text2, &bytes);
+	exl3_config_print(&other, f);
+	fclose(f);
+	assert_string_equal(text1, text2);
+	assert_int_equal(exl3_config_set(&other, "threads", &err), -EINVAL);
+	assert_int_equal(exl3_config_set(&other, "thraeds=1", &err), -EINVAL);
+	assert_int_equal(exl3_config_set(&other, "threads=x", &err), -EINVAL);
+	free(text1);
+	free(text2);
+	exl3_config_fini(&cfg);
+	exl3_config_fini(&other);
+}
+
 static void reload_takes_what_it_may(void **state)
 {
 	struct exl3_config cfg, fresh;
@@ -307,6 +349,7 @@ int main(void)
 		test_case(models_replace_and_go),
 		test_case(flags),
 		test_case(printed_text_reads_back),
+		test_case(settings_carry_over),
 		test_case(reload_takes_what_it_may),
 	};
 

@@ -115,7 +115,7 @@ static void refusals(void **state)
 	assert_int_equal(exl3_models_load(&r.all, "a b", r.path, false, &reg, &err), -EINVAL);
 	assert_int_equal(exl3_models_load(&r.all, "", r.path, false, &reg, &err), -EINVAL);
 	assert_null(r.all.list);
-	/* A load that fails stays listed, with its reason, until it is unloaded. */
+	/* A load that fails stays listed, with its reason, until it is unloaded or loaded again. */
 	fake.fail_slab = true;
 	reg = load(&r, "a");
 	wait_event(&r, EXL3_MODELS_FAILED, 1);
@@ -127,6 +127,36 @@ static void refusals(void **state)
 	wait_event(&r, EXL3_MODELS_GONE, 1);
 	load(&r, "a");
 	wait_event(&r, EXL3_MODELS_LOADED, 1);
+	rig_close(&r);
+}
+
+/* A load takes the place of one that failed, of no other; one that cannot even begin leaves it as it was. */
+static void load_again_after_a_failure(void **state)
+{
+	struct exl3_registered *failed, *reg = NULL;
+	struct exl3_error err;
+	struct rig r;
+
+	(void)state;
+	rig_open(&r);
+	fake.fail_slab = true;
+	failed = load(&r, "a");
+	wait_event(&r, EXL3_MODELS_FAILED, 1);
+	assert_int_equal(exl3_models_load(&r.all, "a", "relative", false, &reg, &err), -EINVAL);
+	assert_ptr_equal(exl3_models_find(&r.all, "a"), failed);
+	failed = load(&r, "a"); /* fails again */
+	wait_event(&r, EXL3_MODELS_FAILED, 2);
+	wait_event(&r, EXL3_MODELS_GONE, 1);
+	assert_ptr_equal(exl3_models_find(&r.all, "a"), failed);
+	fake.fail_slab = false;
+	reg = load(&r, "a");
+	assert_ptr_equal(exl3_models_find(&r.all, "a"), reg);
+	assert_int_equal(exl3_models_load(&r.all, "a", r.path, false, &failed, &err), -EEXIST);
+	wait_event(&r, EXL3_MODELS_LOADED, 1);
+	wait_event(&r, EXL3_MODELS_GONE, 2);
+	assert_int_equal(exl3_models_usable(reg, &err), 0);
+	assert_int_equal(r.all.nr, 1);
+	assert_int_equal(exl3_models_load(&r.all, "a", r.path, false, &failed, &err), -EEXIST);
 	rig_close(&r);
 }
 
@@ -155,6 +185,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		test_case(load_use_unload),
 		test_case(refusals),
+		test_case(load_again_after_a_failure),
 		test_case(unload_while_loading),
 	};
 
