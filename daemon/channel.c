@@ -110,6 +110,8 @@ static uint64_t spin_budget(const struct exl3_channel *ch)
 {
 	uint64_t spin = ch->d->spin_ns;
 
+	if (ch->d->sched.launches && !ch->d->spin_beside)
+		return 0;
 	return ch->gap_ns <= 2 * spin ? spin : 0;
 }
 

@@ -392,7 +392,7 @@ bool exl3_dispatch_may_sleep(struct exl3_dispatch *d, uint64_t now_ns, uint64_t 
 	if (d->polled.head || d->dirty)
 		return false;
 	if (d->sched.launches) {
-		if (now_ns - d->last_ns < d->spin_ns)
+		if (d->spin_beside && now_ns - d->last_ns < d->spin_ns)
 			return false;
 		if (!d->ops->wake_arm(d->dev))
 			return false;
@@ -429,6 +429,7 @@ int exl3_dispatch_new(const struct exl3_dispatch_options *opt, struct exl3_dispa
 	d->ops = opt->ops;
 	d->dev = opt->dev;
 	d->spin_ns = opt->spin_ns;
+	d->spin_beside = opt->spin_beside;
 	d->deterministic = opt->deterministic;
 	d->buffer_free = opt->buffer_free;
 	d->arg = opt->arg;

@@ -35,6 +35,7 @@ struct exl3_dispatch_options {
 	void *arg;
 	uint32_t queue_depth, merge_max;
 	uint64_t spin_ns;
+	bool spin_beside; /* also while the device works: false where its threads need the processor */
 	bool deterministic;
 };
 

@@ -83,6 +83,7 @@ struct exl3_dispatch {
 	struct exl3_list polled, dormant, muted;
 	struct exl3_channel *dirty;
 	struct exl3_timer muted_timer;
+	bool spin_beside;
 	uint64_t spin_ns, last_ns;
 	uint64_t syscalls;    /* made to wake clients */
 	uint32_t nr_channels; /* not freed yet */

@@ -498,6 +498,8 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 		.queue_depth = (uint32_t)w->cfg->queue_depth,
 		.merge_max = (uint32_t)w->cfg->merge_max,
 		.spin_ns = w->cfg->spin_us * 1000,
+		/* On few processors a loop that spins keeps the CPU backend's threads from theirs. */
+		.spin_beside = strcmp(w->ops->name, "cpu") != 0 || sysconf(_SC_NPROCESSORS_ONLN) >= 4,
 		.deterministic = w->cfg->deterministic,
 	};
 	rc = exl3_dispatch_new(&opt, &w->dispatch, err);
