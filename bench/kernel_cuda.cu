@@ -529,12 +529,13 @@ int main(int argc, char **argv)
 		if (!o.csv)
 			return printf("cannot write %s\n", csv), 1;
 		strftime(date, sizeof(date), "%Y-%m-%d", gmtime(&now));
-		fprintf(o.csv, "# kernel_cuda");
+		fprintf(o.csv, "# %s", argv[0]);
 		for (int i = 1; i < argc; i++)
 			fprintf(o.csv, " %s", argv[i]);
 		fprintf(o.csv,
-			"; %s; %s; HBM read %.2f TB/s, bf16 %.0f TFLOP/s, tiny kernel %.2f us\n",
-			date, prop.name, read_tbs, bf16_tflops, tiny_us);
+			"; commit %s; %s; %s; HBM read %.2f TB/s, bf16 %.0f TFLOP/s, tiny kernel %.2f us\n",
+			getenv("EXL3_COMMIT") ? getenv("EXL3_COMMIT") : "unknown", date, prop.name,
+			read_tbs, bf16_tflops, tiny_us);
 		fprintf(o.csv, "k,n,shards,bits,codebook,dtype,m,us,chain_us,cublas_us,kernel,gbps,"
 			       "tflops,bound_us,max_err,rms_err\n");
 	}
