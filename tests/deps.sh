@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # deps.sh - installs the Debian packages that the build and the tests need, or says which are missing.
 set -u
-packages="gcc make pkg-config protobuf-c-compiler libprotobuf-c-dev liburing-dev libnuma-dev libinih-dev
+packages="gcc g++ make pkg-config protobuf-c-compiler libprotobuf-c-dev liburing-dev libnuma-dev libinih-dev
 libcjson-dev libsystemd-dev libxxhash-dev libcmocka-dev libgomp1 libopenblas-dev python3 clang libclang-rt-dev"
 missing=
 for p in $packages; do
