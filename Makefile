@@ -270,13 +270,15 @@ check: ## install what is missing, build, and run all tests (also under sanitize
 FUZZ_BIN := $(FUZZ:tests/fuzz/%.c=$(BUILD)/fuzz/%)
 fuzz: $(FUZZ_BIN) ## build the libFuzzer targets (needs clang)
 .PHONY: fuzz
-# One compile per target: coverage instrumentation has to reach everything that it links.
-$(BUILD)/fuzz/%: tests/fuzz/%.c $(SHM_SRC) $(PROTO_SRC) $(DAEMON_SRC) $(KERNEL_SRC) $(CLIENT_SRC) $(GEN) $(BUILD)/flags
-	$(call say,FUZZ,$@)
-	@mkdir -p $(@D)
+# What the targets link is instrumented too: one sub-make builds it, before any of them.
+fuzz-libs: $(GEN)
 	$(Q)$(MAKE) --no-print-directory BUILD=$(BUILD)/fuzzobj CC='$(CLANG)' CFLAGS='-O1 -g' \
 		SAN=fuzzer-no-link,address,undefined WERROR=0 $(BUILD)/fuzzobj/libdaemon.a $(BUILD)/fuzzobj/libkernels.a \
 		$(BUILD)/fuzzobj/libshm.a $(BUILD)/fuzzobj/libexl3.a $(BUILD)/fuzzobj/libctl.a >/dev/null
+.PHONY: fuzz-libs
+$(BUILD)/fuzz/%: tests/fuzz/%.c fuzz-libs
+	$(call say,FUZZ,$@)
+	@mkdir -p $(@D)
 	$(Q)$(CLANG) -std=c11 -D_GNU_SOURCE -O1 -g -fsanitize=fuzzer,address,undefined -I. -Iclient -I$(BUILD)/gen \
 		$(call pkg_cflags,$(PKGS)) -o $@ $< -Wl,--start-group $(BUILD)/fuzzobj/*.a -Wl,--end-group $(DAEMON_LIBS)
 

@@ -6,9 +6,12 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <liburing.h>
 #include <poll.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define RING_ENTRIES 256
 #define BATCH        64         /* completions handled before rings and timers get their turn */
@@ -246,6 +249,16 @@ void exl3_loop_close(struct exl3_loop *loop, int *fd)
 		exl3_closep(fd); /* better late than never */
 		return;
 	}
+#ifdef __SANITIZE_THREAD__
+	/* ThreadSanitizer follows descriptors but does not see io_uring close them, and takes the number's
+	 * next owner for a race. It sees this close; io_uring gets a duplicate that it never saw. */
+	int unseen = (int)syscall(SYS_fcntl, *fd, F_DUPFD_CLOEXEC, 0);
+
+	if (unseen >= 0) {
+		exl3_closep(fd);
+		*fd = unseen;
+	}
+#endif
 	io_uring_prep_close(sqe, *fd);
 	io_uring_sqe_set_flags(sqe, IOSQE_ASYNC);
 	io_uring_sqe_set_data(sqe, (void *)(uintptr_t)&close_mark);
