@@ -196,10 +196,16 @@ void exl3_control_resume(struct exl3_peer *peer, int code, const char *text,
 	exl3_peer_rewatch(peer);
 }
 
-void exl3_control_request(struct exl3_peer *peer, const void *packet, size_t bytes)
+void exl3_control_request(struct exl3_peer *peer, const void *packet, size_t bytes, int *fds,
+			  unsigned nr_fds)
 {
 	Exl3__Reply reply = EXL3__REPLY__INIT;
-	struct exl3_call c = {.w = peer->w, .peer = peer, .reply = &reply, .close_fd = -1};
+	struct exl3_call c = {.w = peer->w,
+			      .peer = peer,
+			      .req_fds = fds,
+			      .nr_req_fds = nr_fds,
+			      .reply = &reply,
+			      .close_fd = -1};
 	uint64_t id = 0;
 	int code;
 

@@ -6,8 +6,10 @@
 #include "daemon/peer.h"
 #include "proto/exl3.pb-c.h"
 
-/* Handles one packet of a client: one reply is sent, queued, or owed (peer->waiting). */
-void exl3_control_request(struct exl3_peer *peer, const void *packet, size_t bytes);
+/* Handles one packet of a client: one reply is sent, queued, or owed (peer->waiting).
+ * @fds: what came with it; a verb that keeps one puts -1 in its place, the rest is the caller's to close. */
+void exl3_control_request(struct exl3_peer *peer, const void *packet, size_t bytes, int *fds,
+			  unsigned nr_fds);
 /* Something that clients may wait for has happened to a model. */
 void exl3_control_model_event(struct exl3_worker *w, struct exl3_registered *reg,
 			      enum exl3_models_event event);
@@ -20,6 +22,8 @@ struct exl3_call {
 	struct exl3_worker *w;
 	struct exl3_peer *peer;
 	const Exl3__Request *req;
+	int *req_fds; /* borrowed; as in exl3_control_request() */
+	unsigned nr_req_fds;
 	Exl3__Reply *reply; /* body to be filled in, memory from exl3_call_alloc() */
 	int fds[EXL3_FDS_MAX];
 	unsigned nr_fds;

@@ -361,26 +361,24 @@ static void read_requests(struct exl3_peer *peer)
 	for (int i = 0; i < PACKETS_PER_TURN && !peer->closing && !peer->waiting; i++) {
 		n = exl3_frame_recv(peer->fd, packet, sizeof(packet), fds, EXL3_FRAME_FDS_MAX,
 				    &nr_fds, EXL3_FRAME_NOWAIT | EXL3_FRAME_KEEP, &err);
-		/* No request carries descriptors. Room for all that fit, so that none has its last close
-		 * here, in the kernel's hands. */
+		if (n >= 0 && nr_fds <= EXL3_FDS_MAX)
+			exl3_control_request(peer, packet, (size_t)n, fds, nr_fds);
+		/* Room for all that fit, so that none has its last close in the kernel's hands, which might
+		 * wait for something. */
 		for (unsigned j = 0; j < nr_fds; j++)
-			exl3_loop_close(peer->w->loop, &fds[j]);
+			if (fds[j] >= 0)
+				exl3_loop_close(peer->w->loop, &fds[j]);
 		if (n == -EAGAIN || n == -EINTR)
 			return;
 		if (n == -ECONNRESET) {
 			peer->closing = true; /* it has left: nothing to report */
 			return;
 		}
-		if (n < 0) {
-			/* The packet is lost and with it the request's id: no reply could be matched. */
+		/* The packet is lost and with it the request's id: no reply could be matched. */
+		if (n < 0)
 			exl3_peer_disconnect(peer, err.text);
-			return;
-		}
-		if (nr_fds > EXL3_FDS_MAX) {
+		else if (nr_fds > EXL3_FDS_MAX)
 			exl3_peer_disconnect(peer, "it sends descriptors by the dozen");
-			return;
-		}
-		exl3_control_request(peer, packet, (size_t)n);
 	}
 }
 
