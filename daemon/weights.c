@@ -215,6 +215,8 @@ static int load_plan(struct exl3_model *m, const struct exl3_modelconf *conf,
 		rc = take_in(m, plan, err);
 	if (rc == 0)
 		rc = tensor_file_seal(m->tensor_fd, err);
+	if (rc == 0 && m->ops->slab_seal)
+		rc = m->ops->slab_seal(m->slab, err);
 	if (rc < 0)
 		return rc;
 	m->weight_bytes = plan->weight_bytes;

@@ -174,6 +174,8 @@ struct exl3_dev_options {
 struct exl3_dev_info {
 	char name[128];   /* "NVIDIA H200", or the CPU's model name */
 	char isa[64];     /* "sm_90a", "avx512" */
+	char uuid[64];    /* "GPU-...", or "cpu" and the node that its memory is bound to: whose slabs it can adopt */
+	char driver[64];  /* version that slabs depend on; cpu: empty */
 	uint64_t memory_total, memory_free; /* bytes */
 	uint64_t slab_bytes, arena_bytes, workspace_bytes; /* held now */
 	unsigned threads;
@@ -190,7 +192,9 @@ struct exl3_backend_ops {
 	/* Zeroed memory of at least @bytes, 2 MiB granularity on cuda. -ENOMEM says needed and free. */
 	int (*slab_new)(struct exl3_dev *dev, size_t bytes, struct exl3_slab **ret,
 			struct exl3_error *err);
-	/* Maps a slab again from its fd (takes the fd on success). */
+	/* Maps a slab again from its fd (takes the fd on success). @bytes: as slab_new() was asked for. The fd is
+	 * not trusted: another size, another device's memory, or pages that somebody could still change under us
+	 * (where the kernel can tell) are -EINVAL. Maps for reading, where the device makes a difference. */
 	int (*slab_adopt)(struct exl3_dev *dev, int fd, size_t bytes, struct exl3_slab **ret,
 			  struct exl3_error *err);
 	struct exl3_slab *(*slab_free)(struct exl3_slab *slab);
@@ -198,6 +202,9 @@ struct exl3_backend_ops {
 	int (*slab_write)(struct exl3_slab *slab, size_t offset, const void *src, size_t bytes,
 			  struct exl3_error *err);
 	int (*slab_sync)(struct exl3_slab *slab, struct exl3_error *err);
+	/* After the last write: nobody, this process included, can change the slab any more through its fd or a
+	 * new mapping. Optional (NULL): the device's memory has no such thing. */
+	int (*slab_seal)(struct exl3_slab *slab, struct exl3_error *err);
 	int (*slab_read)(struct exl3_slab *slab, size_t offset, void *dst, size_t bytes,
 			 struct exl3_error *err);
 	/* Staging memory that slab_write() copies from fastest (pinned, NUMA-local), page aligned. */
@@ -229,7 +236,7 @@ struct exl3_backend_ops {
 };
 
 /* Grows with every change of the structs above: a plugin of another version is not used. */
-#define EXL3_BACKEND_ABI 1u
+#define EXL3_BACKEND_ABI 2u
 
 extern const struct exl3_backend_ops exl3_backend_cpu;
 

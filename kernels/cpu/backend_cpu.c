@@ -106,9 +106,9 @@ static void bind_to_node(const struct exl3_dev *dev, void *ptr, size_t bytes)
 	mbind(ptr, bytes, MPOL_PREFERRED, mask, sizeof(mask) * 8, 0);
 }
 
-static int map_shared(const struct exl3_dev *dev, int fd, size_t bytes, void **ret)
+static int map_shared(const struct exl3_dev *dev, int fd, size_t bytes, int prot, void **ret)
 {
-	void *ptr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	void *ptr = mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
 
 	if (ptr == MAP_FAILED)
 		return -errno;
@@ -119,10 +119,12 @@ static int map_shared(const struct exl3_dev *dev, int fd, size_t bytes, void **r
 }
 
 #define SIZE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
+/* Not F_SEAL_WRITE: it is refused while a mapping exists that was once writable, as that of the loader. */
+#define SLAB_SEALS (SIZE_SEALS | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
 
-/* A zeroed memfd whose size can never change again, with all its pages, mapped. */
-static int memfd_new(const struct exl3_dev *dev, const char *what, size_t bytes, int *ret_fd,
-		     void **ret_ptr, struct exl3_error *err)
+/* A zeroed memfd whose size can never change again, with all its pages, mapped. @seals: beside those. */
+static int memfd_new(const struct exl3_dev *dev, const char *what, size_t bytes, int seals,
+		     int *ret_fd, void **ret_ptr, struct exl3_error *err)
 {
 	exl3_auto(exl3_closep) int fd = memfd_create(what, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	void *ptr = NULL;
@@ -132,9 +134,9 @@ static int memfd_new(const struct exl3_dev *dev, const char *what, size_t bytes,
 		return exl3_errf(err, -errno, "cpu: memfd_create for %s: %m", what);
 	if (ftruncate(fd, (off_t)bytes) < 0)
 		return exl3_errf(err, -errno, "cpu: %s cannot grow to %zu bytes: %m", what, bytes);
-	if (fcntl(fd, F_ADD_SEALS, SIZE_SEALS | F_SEAL_SEAL) < 0)
+	if (fcntl(fd, F_ADD_SEALS, SIZE_SEALS | seals) < 0)
 		return exl3_errf(err, -errno, "cpu: cannot seal the size of %s: %m", what);
-	ret = map_shared(dev, fd, bytes, &ptr);
+	ret = map_shared(dev, fd, bytes, PROT_READ | PROT_WRITE, &ptr);
 	if (ret)
 		return exl3_errf(err, ret, "cpu: cannot map %zu bytes of %s: %m", bytes, what);
 	/* Pages now: later a lack of memory would be a SIGBUS in the middle of a kernel. */
@@ -165,7 +167,7 @@ static int cpu_slab_new(struct exl3_dev *dev, size_t bytes, struct exl3_slab **r
 		return code;
 	slab->dev = dev;
 	slab->bytes = bytes;
-	code = memfd_new(dev, "exl3-slab", bytes, &slab->fd, &slab->ptr, err);
+	code = memfd_new(dev, "exl3-slab", bytes, 0, &slab->fd, &slab->ptr, err);
 	if (code)
 		return code;
 	dev->slab_bytes += bytes;
@@ -191,7 +193,13 @@ static int cpu_slab_adopt(struct exl3_dev *dev, int fd, size_t bytes, struct exl
 	seals = fcntl(fd, F_GET_SEALS);
 	if (seals < 0 || (seals & SIZE_SEALS) != SIZE_SEALS)
 		return exl3_errf(err, -EINVAL, "cpu: adopted slab's size is not sealed");
-	code = map_shared(dev, fd, bytes, &slab->ptr);
+	if (!(seals & (F_SEAL_FUTURE_WRITE | F_SEAL_WRITE)))
+		return exl3_errf(err, -EINVAL, "cpu: adopted slab is not sealed against writes");
+	if (dev->memory_max && bytes > dev->memory_max)
+		return exl3_errf(err, -ENOMEM,
+				 "cpu: adopted slab has %zu bytes, the limit is %llu", bytes,
+				 (unsigned long long)dev->memory_max);
+	code = map_shared(dev, fd, bytes, PROT_READ, &slab->ptr);
 	if (code)
 		return exl3_errf(err, code, "cpu: cannot map an adopted slab: %m");
 	slab->dev = dev;
@@ -250,6 +258,16 @@ static int cpu_slab_sync(struct exl3_slab *slab, struct exl3_error *err)
 	return 0;
 }
 
+static int cpu_slab_seal(struct exl3_slab *slab, struct exl3_error *err)
+{
+	/* Our own mapping too: a kernel that goes astray must not spoil what the next worker adopts. */
+	if (mprotect(slab->ptr, slab->bytes, PROT_READ) < 0)
+		return exl3_errf(err, -errno, "cpu: cannot make a slab read-only: %m");
+	if (fcntl(slab->fd, F_ADD_SEALS, SLAB_SEALS) < 0)
+		return exl3_errf(err, -errno, "cpu: cannot seal a slab: %m");
+	return 0;
+}
+
 static int cpu_slab_read(struct exl3_slab *slab, size_t offset, void *dst, size_t bytes,
 			 struct exl3_error *err)
 {
@@ -294,7 +312,7 @@ static int cpu_arena_new(struct exl3_dev *dev, size_t bytes, struct exl3_arena *
 		return code;
 	arena->dev = dev;
 	arena->bytes = bytes;
-	code = memfd_new(dev, "exl3-arena", bytes, &arena->fd, &arena->host_ptr, err);
+	code = memfd_new(dev, "exl3-arena", bytes, F_SEAL_SEAL, &arena->fd, &arena->host_ptr, err);
 	if (code)
 		return code;
 	arena->dev_ptr = arena->host_ptr;
@@ -479,6 +497,10 @@ static void cpu_info(struct exl3_dev *dev, struct exl3_dev_info *ret)
 	memset(ret, 0, sizeof(*ret));
 	snprintf(ret->name, sizeof(ret->name), "%s", dev->name);
 	snprintf(ret->isa, sizeof(ret->isa), "%s", dev->isa->name);
+	if (dev->node >= 0)
+		snprintf(ret->uuid, sizeof(ret->uuid), "cpu-node%d", dev->node);
+	else
+		snprintf(ret->uuid, sizeof(ret->uuid), "cpu");
 	memory_state(dev, &ret->memory_total, &ret->memory_free);
 	ret->slab_bytes = dev->slab_bytes;
 	ret->arena_bytes = dev->arena_bytes;
@@ -497,6 +519,7 @@ const struct exl3_backend_ops exl3_backend_cpu = {
 	.slab_free = cpu_slab_free,
 	.slab_write = cpu_slab_write,
 	.slab_sync = cpu_slab_sync,
+	.slab_seal = cpu_slab_seal,
 	.slab_read = cpu_slab_read,
 	.staging_new = cpu_staging_new,
 	.staging_free = cpu_staging_free,

@@ -51,6 +51,20 @@ static void uuid_text(const cudaUUID_t *uuid, char *text)
 		p += sprintf(p, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", b[i]);
 }
 
+/* The kernel module's version: memory that it holds does not outlive it. */
+static void driver_text(char *text, size_t size)
+{
+	FILE *f = fopen("/sys/module/nvidia/version", "re");
+	int version = 0;
+
+	cudaDriverGetVersion(&version);
+	snprintf(text, size, "cuda-%d", version);
+	if (f && fgets(text, (int)size, f))
+		text[strcspn(text, "\n")] = 0;
+	if (f)
+		fclose(f);
+}
+
 static int find_device(const struct exl3_dev_options *opt, int *ret, struct exl3_error *err)
 {
 	int n = cuda_probe(err);
@@ -275,6 +289,8 @@ static int cuda_open(const struct exl3_dev_options *opt, struct exl3_dev **ret, 
 	dev->cc = prop.major * 10 + prop.minor;
 	dev->sms = prop.multiProcessorCount;
 	snprintf(dev->name, sizeof(dev->name), "%.127s", prop.name);
+	uuid_text(&prop.uuid, dev->uuid);
+	driver_text(dev->driver, sizeof(dev->driver));
 	snprintf(dev->isa, sizeof(dev->isa), "sm_%d%s", dev->cc, dev->cc == 90 ? "a" : "");
 	code = exl3_cuda_err(err, cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking),
 			     "cuda: stream");
@@ -309,6 +325,8 @@ static void cuda_info(struct exl3_dev *dev, struct exl3_dev_info *ret)
 	cudaMemGetInfo(&free_bytes, &total);
 	snprintf(ret->name, sizeof(ret->name), "%s", dev->name);
 	snprintf(ret->isa, sizeof(ret->isa), "%s", dev->isa);
+	snprintf(ret->uuid, sizeof(ret->uuid), "%s", dev->uuid);
+	snprintf(ret->driver, sizeof(ret->driver), "%s", dev->driver);
 	ret->memory_total = total;
 	ret->memory_free = free_bytes;
 	ret->slab_bytes = __atomic_load_n(&dev->slab_bytes, __ATOMIC_RELAXED);
@@ -374,6 +392,7 @@ const struct exl3_backend_ops exl3_backend_cuda = {
 	exl3_cuda_slab_free,
 	exl3_cuda_slab_write,
 	exl3_cuda_slab_sync,
+	NULL, /* slab_seal: an importer can always make its mapping writable */
 	exl3_cuda_slab_read,
 	exl3_cuda_staging_new,
 	exl3_cuda_staging_free,

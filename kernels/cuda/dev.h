@@ -36,6 +36,8 @@ struct exl3_cuda_driver {
 					       CUmemAllocationHandleType, unsigned long long);
 	CUresult (*MemImportFromShareableHandle)(CUmemGenericAllocationHandle *, void *,
 						 CUmemAllocationHandleType);
+	CUresult (*MemGetAllocationPropertiesFromHandle)(CUmemAllocationProp *,
+							 CUmemGenericAllocationHandle);
 	CUresult (*StreamWriteValue32)(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
 	CUresult (*GetErrorString)(CUresult, const char **);
 };
@@ -59,7 +61,7 @@ struct exl3_dev {
 	int ordinal;
 	int cc;                /* 90 for compute capability 9.0 */
 	int sms;
-	char name[128], isa[64];
+	char name[128], isa[64], uuid[48], driver[64];
 	struct exl3_cuda_driver cu;
 	cudaStream_t stream;   /* all requests, in order */
 	cudaStream_t copy;     /* the loader's */

@@ -54,6 +54,8 @@ int exl3_cuda_driver_load(struct exl3_cuda_driver *cu, struct exl3_error *err)
 		{"cuMemSetAccess", 10020, (void **)&cu->MemSetAccess},
 		{"cuMemExportToShareableHandle", 10020, (void **)&cu->MemExportToShareableHandle},
 		{"cuMemImportFromShareableHandle", 10020, (void **)&cu->MemImportFromShareableHandle},
+		{"cuMemGetAllocationPropertiesFromHandle", 10020,
+		 (void **)&cu->MemGetAllocationPropertiesFromHandle},
 		{"cuStreamWriteValue32", 11070, (void **)&cu->StreamWriteValue32},
 		{"cuGetErrorString", 6000, (void **)&cu->GetErrorString},
 	};
@@ -232,6 +234,28 @@ fail:
 	return code;
 }
 
+/* Another GPU's memory could be mapped too, and read slowly over the bus. */
+static int check_adopted(const struct exl3_slab *slab, struct exl3_error *err)
+{
+	const struct slab_vmm *vmm = (const struct slab_vmm *)slab->priv;
+	const struct exl3_dev *dev = slab->dev;
+	CUmemAllocationProp prop;
+	int code = driver_err(&dev->cu, err,
+			      dev->cu.MemGetAllocationPropertiesFromHandle(&prop, vmm->handle),
+			      "adopted weights: cuMemGetAllocationPropertiesFromHandle");
+
+	if (code)
+		return code;
+	if (prop.type != CU_MEM_ALLOCATION_TYPE_PINNED || prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+	    prop.location.id != dev->ordinal)
+		return exl3_errf(err, -EINVAL, "adopted weights are not in the memory of device %d",
+				 dev->ordinal);
+	if (dev->memory_max && vmm->size > dev->memory_max)
+		return exl3_errf(err, -ENOMEM, "adopted weights have %zu bytes; gpu-memory-max allows %llu",
+				 vmm->size, (unsigned long long)dev->memory_max);
+	return 0;
+}
+
 int exl3_cuda_slab_adopt(struct exl3_dev *dev, int fd, size_t bytes, struct exl3_slab **ret,
 			 struct exl3_error *err)
 {
@@ -256,8 +280,11 @@ int exl3_cuda_slab_adopt(struct exl3_dev *dev, int fd, size_t bytes, struct exl3
 			  "weights: cuMemImportFromShareableHandle");
 	if (!code) {
 		vmm->created = true;
-		code = slab_map(slab, err);
+		code = check_adopted(slab, err);
 	}
+	/* A smaller allocation than it should be cannot be mapped at that size. */
+	if (!code)
+		code = slab_map(slab, err);
 	if (code) {
 		exl3_cuda_slab_free(slab);
 		return code;

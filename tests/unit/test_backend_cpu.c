@@ -73,14 +73,24 @@ static void slabs(void **state)
 	bytes = slab->bytes;
 	int fd = fcntl(slab->fd, F_DUPFD_CLOEXEC, 0);
 
+	/* One that could still be written is refused; once sealed, nobody can change a byte of it. */
+	test_code(ops->slab_adopt(dev, fd, bytes, &again, &err), -EINVAL, &err);
+	assert_non_null(strstr(err.text, "against writes"));
+	test_code(ops->slab_seal(slab, &err), 0, &err);
+	test_code(ops->slab_write(slab, 0, "weights", 8, &err), -EPERM, &err);
+	assert_ptr_equal(mmap(NULL, 1, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+	assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), -1);
+	assert_int_equal(mprotect(slab->ptr, slab->bytes, PROT_READ), 0);
 	assert_null(ops->slab_free(slab));
 	assert_null(ops->slab_free(NULL));
 	test_code(ops->slab_adopt(dev, fd, bytes + 4096, &again, &err), -EINVAL, &err);
 	test_code(ops->slab_adopt(dev, fd, bytes, &again, &err), 0, &err);
 	test_code(ops->slab_read(again, 4094, text, 8, &err), 0, &err);
 	assert_string_equal(text, "weights");
+	assert_int_equal(mprotect(again->ptr, again->bytes, PROT_READ | PROT_WRITE), -1);
 	ops->info(dev, &info);
 	assert_int_equal(info.slab_bytes, bytes);
+	assert_string_equal(info.uuid, "cpu");
 	ops->slab_free(again);
 	ops->info(dev, &info);
 	assert_int_equal(info.slab_bytes, 0);
