@@ -15,6 +15,18 @@ void exl3_sched_init(struct exl3_sched *s, uint32_t launches_max, uint32_t merge
 	s->next_deadline = UINT64_MAX;
 }
 
+void exl3_sched_set_cost_max(struct exl3_sched *s, uint64_t cost_max_ns)
+{
+	s->cost_max_ns = cost_max_ns;
+}
+
+void exl3_sched_set_tenant(struct exl3_sched *s, struct exl3_sched_flow *flow,
+			   struct exl3_sched_tenant *tenant)
+{
+	(void)s;
+	flow->tenant = tenant;
+}
+
 /* Behind the flow whose turn it is, so that a newcomer waits for everybody else once. */
 static void ring_add(struct exl3_sched *s, struct exl3_sched_flow *flow)
 {
@@ -168,7 +180,16 @@ static void start(struct exl3_sched *s, struct exl3_sched_item *item)
 	exl3_sched_remove(s, item);
 	item->state = EXL3_ITEM_RUNNING;
 	item->flow->running++;
+	item->flow->partial += item->more;
 	s->running++;
+	s->cost_ns += item->cost_ns;
+}
+
+/* Room for more of the device's time? @first: of a launch, which may be alone on the device. */
+static bool fits(const struct exl3_sched *s, const struct exl3_sched_item *item, bool first)
+{
+	return !s->cost_max_ns || (first && !s->launches) ||
+	       s->cost_ns + item->cost_ns <= s->cost_max_ns;
 }
 
 /* Adds to a launch the heads of the flows after @first's that have its key. */
@@ -183,8 +204,9 @@ static uint32_t merge(struct exl3_sched *s, struct exl3_sched_item **items)
 		struct exl3_sched_item *head = flow->head;
 
 		next = flow->next;
-		if (flow != items[0]->flow && !head->fence && head->key == items[0]->key &&
-		    rows + head->rows <= s->rows_max) {
+		if (flow != items[0]->flow && !flow->partial && !head->fence &&
+		    head->key == items[0]->key && rows + head->rows <= s->rows_max &&
+		    fits(s, head, false)) {
 			rows += head->rows;
 			items[nr++] = head;
 			start(s, head);
@@ -196,6 +218,7 @@ static uint32_t merge(struct exl3_sched *s, struct exl3_sched_item **items)
 uint32_t exl3_sched_pick(struct exl3_sched *s, struct exl3_sched_item **items)
 {
 	struct exl3_sched_flow *flow = s->turn, *last;
+	bool full = false;
 
 	if (!flow)
 		return 0;
@@ -209,7 +232,10 @@ uint32_t exl3_sched_pick(struct exl3_sched *s, struct exl3_sched_item **items)
 			items[0] = head;
 			return 1;
 		}
-		if (!head->fence && s->launches < s->launches_max) {
+		/* Whose turn it is waits for room, or small ones would always overtake it. */
+		if (!head->fence && !flow->partial && !fits(s, head, true))
+			full = true;
+		if (!head->fence && !flow->partial && !full && s->launches < s->launches_max) {
 			s->turn = flow->next;
 			items[0] = head;
 			start(s, head);
@@ -226,7 +252,9 @@ static void stop(struct exl3_sched *s, struct exl3_sched_item *item)
 	assert(item->state == EXL3_ITEM_RUNNING);
 	item->state = EXL3_ITEM_IDLE;
 	item->flow->running--;
+	item->flow->partial -= item->more;
 	s->running--;
+	s->cost_ns -= item->cost_ns;
 }
 
 void exl3_sched_done(struct exl3_sched *s, struct exl3_sched_item *const *items, uint32_t nr)
@@ -236,27 +264,32 @@ void exl3_sched_done(struct exl3_sched *s, struct exl3_sched_item *const *items,
 	s->launches--;
 }
 
+void exl3_sched_again(struct exl3_sched *s, struct exl3_sched_item *item)
+{
+	struct exl3_sched_flow *flow = item->flow;
+
+	assert(item->state == EXL3_ITEM_IDLE);
+	item->state = EXL3_ITEM_QUEUED;
+	item->prev = NULL;
+	item->next = flow->head;
+	if (flow->head)
+		flow->head->prev = item;
+	else
+		flow->tail = item;
+	flow->head = item;
+	if (flow->queued++ == 0)
+		ring_add(s, flow);
+	s->queued++;
+	deadline_add(s, item);
+}
+
 void exl3_sched_unpick(struct exl3_sched *s, struct exl3_sched_item *const *items, uint32_t nr)
 {
 	exl3_sched_done(s, items, nr);
 	for (uint32_t i = nr; i-- > 0;) {
-		struct exl3_sched_item *item = items[i];
-		struct exl3_sched_flow *flow = item->flow;
-
-		item->state = EXL3_ITEM_QUEUED;
-		item->prev = NULL;
-		item->next = flow->head;
-		if (flow->head)
-			flow->head->prev = item;
-		else
-			flow->tail = item;
-		flow->head = item;
-		if (flow->queued++ == 0)
-			ring_add(s, flow);
-		s->queued++;
+		exl3_sched_again(s, items[i]);
 		/* The picks before it moved the turn on: it is this flow's again. */
-		s->turn = flow;
-		deadline_add(s, item);
+		s->turn = items[i]->flow;
 	}
 }
 

@@ -358,6 +358,78 @@ static void random_walk(void **state)
 	}
 }
 
+/* Slices of a long item: others have their turn between them, its own flow waits. */
+static void a_long_item_in_slices(void **state)
+{
+	struct exl3_sched_item *a, *behind, *c[2], *fence;
+	struct bench b;
+
+	(void)state;
+	bench_init(&b, 8, 1);
+	a = push(&b, 0, NULL, 10, 50);
+	a->more = true;
+	behind = push(&b, 0, NULL, 1, 0);
+	fence = push_fence(&b, 0);
+	c[0] = push(&b, 1, NULL, 1, 0);
+	c[1] = push(&b, 1, NULL, 1, 0);
+	expect(&b, a);
+	expect(&b, c[0]);
+	expect(&b, c[1]);
+	expect(&b, NULL); /* not what is behind the long one */
+	done(&b, a);
+	assert_int_equal(a->state, EXL3_ITEM_IDLE);
+	exl3_sched_again(&b.s, a);
+	assert_ptr_equal(b.flows[0].head, a);
+	/* Between two slices its deadline counts. */
+	assert_null(exl3_sched_expire(&b.s, 49));
+	assert_ptr_equal(exl3_sched_expire(&b.s, 50), a);
+	a->deadline_ns = 0;
+	exl3_sched_again(&b.s, a);
+	a->more = false; /* the last one */
+	expect(&b, a);
+	expect(&b, behind);
+	expect(&b, NULL);
+	done(&b, a);
+	done(&b, behind);
+	expect(&b, fence);
+	assert_int_equal(b.flows[0].partial, 0);
+}
+
+/* The device gets no more work ahead than cost_max_ns, and merging stays below it too. */
+static void costs_are_bounded(void **state)
+{
+	struct exl3_sched_item *a, *c, *d, *e;
+	static const int key;
+	struct bench b;
+
+	(void)state;
+	bench_init(&b, 8, 8);
+	exl3_sched_set_cost_max(&b.s, 100);
+	a = push(&b, 0, NULL, 1, 0);
+	c = push(&b, 1, &key, 1, 0);
+	d = push(&b, 2, &key, 1, 0);
+	e = push(&b, 3, &key, 1, 0);
+	a->cost_ns = 1000; /* alone it may */
+	c->cost_ns = 60;
+	d->cost_ns = 41;
+	e->cost_ns = 40;
+	expect(&b, a);
+	expect(&b, NULL);
+	done(&b, a);
+	assert_int_equal(exl3_sched_pick(&b.s, b.got), 2);
+	assert_ptr_equal(b.got[0], c);
+	assert_ptr_equal(b.got[1], e);
+	assert_int_equal(b.s.cost_ns, 100);
+	expect(&b, NULL);
+	exl3_sched_unpick(&b.s, b.got, 2);
+	assert_int_equal(b.s.cost_ns, 0);
+	assert_int_equal(exl3_sched_pick(&b.s, b.got), 2);
+	exl3_sched_done(&b.s, b.got, 2);
+	expect(&b, d);
+	done(&b, d);
+	assert_int_equal(b.s.cost_ns, 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -370,6 +442,8 @@ int main(void)
 		test_case(deadlines),
 		test_case(many_deadlines),
 		test_case(removal_from_every_place),
+		test_case(a_long_item_in_slices),
+		test_case(costs_are_bounded),
 		test_case(random_walk),
 	};
 
