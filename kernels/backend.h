@@ -53,6 +53,7 @@ struct exl3_rows {
 	uint32_t m;
 	uint8_t x_dtype, y_dtype; /* f16, bf16, f32 */
 	bool stored;              /* x and y have stored sizes; for fused shards: each n stored */
+	bool x_device;            /* x lies in the device's own memory: reading it again costs little */
 };
 
 /* Shards side by side: y = [x W0 | x W1 | ...], each with its own suh, svh, bitrate, codebook. */
@@ -109,9 +110,17 @@ struct exl3_mla_args {
 	struct exl3_mla_geometry geometry;
 };
 
+#define EXL3_SIGNALS_MAX 64u
+
+/* A word by which somebody who waits elsewhere learns that a work has ended well. */
+struct exl3_signal {
+	uint32_t *word; /* device address, in an arena in host memory */
+	uint32_t value;
+};
+
 /* One launch. Everything it points to stays valid and unchanged until its exl3_done came. */
 struct exl3_work {
-	uint8_t op;          /* LINEAR, MOE, MLP, MLA_DECODE */
+	uint8_t op;          /* LINEAR, MOE, MLP, MLA_DECODE; NOP: an empty kernel in its turn */
 	bool deterministic;
 	const struct exl3_kernel *kernel; /* NULL: the backend's select() chooses */
 	const struct exl3_rows *rows;     /* [nr_rows] */
@@ -121,6 +130,10 @@ struct exl3_work {
 		struct exl3_moe_args moe;
 		struct exl3_mla_args mla;
 	} u;
+	/* Written with release order behind the results, by the device where it can, and only if the work
+	 * succeeds: before its exl3_done or not at all. At most EXL3_SIGNALS_MAX. */
+	const struct exl3_signal *signals;
+	uint32_t nr_signals;
 	uint64_t *skipped; /* [nr_rows] host: invalid ids or slots per entry, set before done */
 	void *tag;         /* comes back in exl3_done */
 };
@@ -156,8 +169,18 @@ struct exl3_arena {
 	void *dev_ptr;  /* what kernels use */
 	void *host_ptr; /* daemon's own mapping, or NULL */
 	size_t bytes;
-	int fd;         /* owned; sent to the client */
+	int fd;         /* owned; sent to the client; -1: imported */
+	bool device;    /* in the device's own memory; host_ptr is NULL then */
 	void *priv;
+};
+
+/* Memory of a client in the device's own memory, as the client names it: nothing of it is trusted. */
+struct exl3_import {
+	uint8_t ipc[64];         /* handle of cudaIpcGetMemHandle(), if nr_fds is 0; of a whole allocation */
+	const int *fds;          /* borrowed; VMM allocations that lie side by side */
+	const uint64_t *fd_bytes; /* how much of each */
+	unsigned nr_fds;         /* 0..EXL3_FDS_MAX */
+	uint64_t offset, bytes;  /* the part of it that is meant; bytes is not 0 */
 };
 
 struct exl3_dev_options {
@@ -177,7 +200,9 @@ struct exl3_dev_info {
 	char uuid[64];    /* "GPU-...", or "cpu" and the node that its memory is bound to: whose slabs it can adopt */
 	char driver[64];  /* version that slabs depend on; cpu: empty */
 	uint64_t memory_total, memory_free; /* bytes */
-	uint64_t slab_bytes, arena_bytes, workspace_bytes; /* held now */
+	uint64_t slab_bytes, arena_bytes, workspace_bytes; /* held now; arenas in host memory */
+	uint64_t device_arena_bytes, import_bytes;         /* arenas in the device's memory; of clients */
+	uint32_t nr_imports;
 	unsigned threads;
 };
 
@@ -215,6 +240,13 @@ struct exl3_backend_ops {
 	int (*arena_new)(struct exl3_dev *dev, size_t bytes, struct exl3_arena **ret,
 			 struct exl3_error *err);
 	struct exl3_arena *(*arena_free)(struct exl3_arena *arena); /* after the last work on it */
+	/* Optional (NULL): the device has no memory of its own. Zeroed memory of the device, for both sides. */
+	int (*device_arena_new)(struct exl3_dev *dev, size_t bytes, struct exl3_arena **ret,
+				struct exl3_error *err);
+	/* Likewise. Maps a client's memory of the device; ended by arena_free(). What it names more than once
+	 * is opened once. -EINVAL: it is none, or shorter; -EPERM: a slab of ours. May wait for running work. */
+	int (*import)(struct exl3_dev *dev, const struct exl3_import *im, struct exl3_arena **ret,
+		      struct exl3_error *err);
 
 	/* Device copy of an expert table for exl3_moe_args.plan; optional (NULL). */
 	int (*moe_plan)(struct exl3_dev *dev, const struct exl3_expert *experts, uint32_t nr_experts,
@@ -236,7 +268,7 @@ struct exl3_backend_ops {
 };
 
 /* Grows with every change of the structs above: a plugin of another version is not used. */
-#define EXL3_BACKEND_ABI 2u
+#define EXL3_BACKEND_ABI 3u
 
 extern const struct exl3_backend_ops exl3_backend_cpu;
 

@@ -375,8 +375,12 @@ static bool begin(void *arg, const struct exl3_work *work)
 
 	for (uint32_t i = 0; work->skipped && i < work->nr_rows; i++)
 		work->skipped[i] = 0;
-	if (kernel && kernel->supports(dev, work))
+	if (work->op == EXL3_OP_NOP)
+		result = 0;
+	else if (kernel && kernel->supports(dev, work))
 		result = kernel->run(dev, work);
+	for (uint32_t i = 0; result == 0 && i < work->nr_signals; i++)
+		__atomic_store_n(work->signals[i].word, work->signals[i].value, __ATOMIC_RELEASE);
 	exl3_executor_done(dev->executor, work->tag, result, exl3_now_ns() - start);
 	return true;
 }

@@ -125,6 +125,28 @@ static void finish(struct exl3_dev *dev, int result, uint64_t now)
 			   now > slot->launched_ns ? now - slot->launched_ns : 0);
 }
 
+static void write_value(CUstreamBatchMemOpParams *op, CUdeviceptr word, uint32_t value)
+{
+	memset(op, 0, sizeof(*op));
+	op->operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+	op->writeValue.address = word;
+	op->writeValue.value = value;
+}
+
+/* One driver call: the words of those who wait in streams of theirs, and ours. */
+static bool signal_end(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
+{
+	CUstreamBatchMemOpParams ops[EXL3_SIGNALS_MAX + 1];
+	const struct exl3_work *work = slot->work;
+	unsigned n = 0;
+
+	for (uint32_t i = 0; !slot->result && i < work->nr_signals && i < EXL3_SIGNALS_MAX; i++)
+		write_value(&ops[n++], (CUdeviceptr)work->signals[i].word, work->signals[i].value);
+	/* Written also behind a refused request: slots end in order. */
+	write_value(&ops[n++], slot->done_dev, slot->seq);
+	return dev->cu.StreamBatchMemOp(dev->stream, n, ops, 0) == CUDA_SUCCESS;
+}
+
 static bool executor_begin(void *arg, const struct exl3_work *work)
 {
 	struct exl3_dev *dev = (struct exl3_dev *)arg;
@@ -140,9 +162,7 @@ static bool executor_begin(void *arg, const struct exl3_work *work)
 		slot->result = -EOPNOTSUPP;
 	else
 		slot->result = dev->lost ? -EIO : exl3_cuda_lower(dev, slot);
-	/* Written also behind a refused request: slots end in order. */
-	if (!dev->lost && slot->result != -EIO &&
-	    dev->cu.StreamWriteValue32(dev->stream, slot->done_dev, slot->seq, 0) != CUDA_SUCCESS)
+	if (!dev->lost && slot->result != -EIO && !signal_end(dev, slot))
 		slot->result = -EIO;
 	if (slot->result == -EIO)
 		dev->lost = true;
@@ -213,6 +233,9 @@ static struct exl3_dev *cuda_close(struct exl3_dev *dev)
 		cudaStreamDestroy(dev->stream);
 	if (dev->copy)
 		cudaStreamDestroy(dev->copy);
+	if (dev->side)
+		cudaStreamDestroy(dev->side);
+	pthread_mutex_destroy(&dev->memory_lock);
 	cudaFree(dev->ws);
 	cudaFree(dev->tables);
 	cudaFreeHost(dev->pinned);
@@ -272,6 +295,7 @@ static int cuda_open(const struct exl3_dev_options *opt, struct exl3_dev **ret, 
 	if (!dev)
 		return exl3_errf(err, -ENOMEM, "cuda: out of memory");
 	dev->ordinal = ordinal;
+	pthread_mutex_init(&dev->memory_lock, NULL);
 	dev->memory_max = opt->memory_max;
 	dev->host_memory_max = opt->host_memory_max;
 	dev->deterministic = opt->deterministic;
@@ -331,6 +355,9 @@ static void cuda_info(struct exl3_dev *dev, struct exl3_dev_info *ret)
 	ret->memory_free = free_bytes;
 	ret->slab_bytes = __atomic_load_n(&dev->slab_bytes, __ATOMIC_RELAXED);
 	ret->arena_bytes = __atomic_load_n(&dev->arena_bytes, __ATOMIC_RELAXED);
+	ret->device_arena_bytes = __atomic_load_n(&dev->device_arena_bytes, __ATOMIC_RELAXED);
+	ret->import_bytes = __atomic_load_n(&dev->import_bytes, __ATOMIC_RELAXED);
+	ret->nr_imports = __atomic_load_n(&dev->nr_imports, __ATOMIC_RELAXED);
 	ret->workspace_bytes = dev->ws_bytes + EXL3_CUDA_SLOTS * EXL3_CUDA_TABLE_ROWS *
 						       sizeof(struct exl3_cuda_row);
 	ret->threads = 1;
@@ -398,6 +425,8 @@ const struct exl3_backend_ops exl3_backend_cuda = {
 	exl3_cuda_staging_free,
 	exl3_cuda_arena_new,
 	exl3_cuda_arena_free,
+	exl3_cuda_device_arena_new,
+	exl3_cuda_import,
 	cuda_moe_plan,
 	cuda_moe_plan_free,
 	exl3_cuda_select,

@@ -9,6 +9,7 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <pthread.h>
 
 /* Work that the executor may have in flight on the stream at once. */
 #define EXL3_CUDA_SLOTS 64
@@ -38,7 +39,9 @@ struct exl3_cuda_driver {
 						 CUmemAllocationHandleType);
 	CUresult (*MemGetAllocationPropertiesFromHandle)(CUmemAllocationProp *,
 							 CUmemGenericAllocationHandle);
-	CUresult (*StreamWriteValue32)(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
+	CUresult (*StreamBatchMemOp)(CUstream, unsigned int, CUstreamBatchMemOpParams *, unsigned int);
+	CUresult (*MemGetAddressRange)(CUdeviceptr *, size_t *, CUdeviceptr);
+	CUresult (*PointerGetAttribute)(void *, CUpointer_attribute, CUdeviceptr);
 	CUresult (*GetErrorString)(CUresult, const char **);
 };
 
@@ -57,6 +60,16 @@ struct exl3_cuda_slot {
 	int result;                 /* of the launch; a failed one completes at once */
 };
 
+/* A slab that is mapped, for import.cu: its end carries a mark by which it is known again. */
+#define EXL3_CUDA_SLAB_MARK 32
+struct exl3_cuda_slab_entry {
+	struct exl3_cuda_slab_entry *next;
+	const void *ptr;
+	size_t size;
+};
+
+struct ipc_open; /* import.cu */
+
 struct exl3_dev {
 	int ordinal;
 	int cc;                /* 90 for compute capability 9.0 */
@@ -74,7 +87,13 @@ struct exl3_dev {
 	struct exl3_cuda_slot slot[EXL3_CUDA_SLOTS];
 	uint64_t memory_max;   /* of slabs; 0 = none */
 	uint64_t host_memory_max; /* of arenas; 0 = none */
-	uint64_t slab_bytes, arena_bytes; /* atomics */
+	uint64_t slab_bytes, arena_bytes; /* atomics, as the next three */
+	uint64_t device_arena_bytes, import_bytes;
+	uint32_t nr_imports;
+	pthread_mutex_t memory_lock; /* for the next three: threads that load, import and free */
+	cudaStream_t side;           /* small copies of import.cu, made when first needed, or NULL */
+	struct ipc_open *ipc;
+	struct exl3_cuda_slab_entry *slabs;
 	bool deterministic;
 	struct exl3_executor *exec; /* owned */
 	bool lost;             /* executor thread only: a device error was seen */
@@ -100,6 +119,20 @@ void exl3_cuda_staging_free(struct exl3_dev *dev, void *ptr, size_t bytes);
 int exl3_cuda_arena_new(struct exl3_dev *dev, size_t bytes, struct exl3_arena **ret,
 			struct exl3_error *err);
 struct exl3_arena *exl3_cuda_arena_free(struct exl3_arena *arena);
+CUmemAllocationProp exl3_cuda_vmm_prop(const struct exl3_dev *dev);
+/* @bytes rounded up to the granularity of exportable memory. */
+int exl3_cuda_vmm_size(struct exl3_dev *dev, size_t bytes, size_t *ret, struct exl3_error *err);
+
+/* import.cu; contracts in kernels/backend.h */
+int exl3_cuda_device_arena_new(struct exl3_dev *dev, size_t bytes, struct exl3_arena **ret,
+			       struct exl3_error *err);
+int exl3_cuda_import(struct exl3_dev *dev, const struct exl3_import *im, struct exl3_arena **ret,
+		     struct exl3_error *err);
+/* Frees an arena that one of the two made. */
+struct exl3_arena *exl3_cuda_memory_free(struct exl3_arena *arena);
+/* The last bytes of a new slab that is mapped with @size. */
+int exl3_cuda_slab_mark(struct exl3_slab *slab, size_t size, struct exl3_error *err);
+void exl3_cuda_slab_list(struct exl3_dev *dev, struct exl3_cuda_slab_entry *entry, bool add);
 
 /* lower.cu: enqueues @slot->work on dev->stream. 0, -EOPNOTSUPP, -ENOMEM (workspace), -EIO. */
 int exl3_cuda_lower(struct exl3_dev *dev, struct exl3_cuda_slot *slot);

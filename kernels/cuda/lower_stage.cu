@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lower_stage.cu - activations of clients without CUDA: from their host arena to device memory, once.
+ * lower_stage.cu - activations in host memory: from their arena to device memory, once.
  *
  * The kernels read a row of x many times (every block its part of k, every expert its tokens), which over
  * PCIe would cost more than the whole operation. One small kernel reads each row once, by all SMs; for
@@ -51,6 +51,21 @@ __global__ void __launch_bounds__(256) stage_kernel(const __grid_constant__ stag
 	}
 }
 
+/* Of the device's own memory only rows whose ends would need care are copied. */
+bool in_place(const struct exl3_rows *r, size_t bytes)
+{
+	return r->x_device && bytes % 16 == 0 && r->x_stride % 16 == 0 && !((uintptr_t)r->x & 15);
+}
+
+void launch_stage(struct exl3_dev *dev, stage_args *a, size_t need)
+{
+	const size_t blocks = (need / 16 + 255) / 256;
+	const unsigned most = (unsigned)dev->sms * 4;
+
+	stage_kernel<<<blocks < most ? (unsigned)(blocks ? blocks : 1) : most, 256, 0, dev->stream>>>(*a);
+	a->nr = 0;
+}
+
 } /* namespace */
 
 /*
@@ -63,6 +78,7 @@ int exl3_cuda_stage(struct exl3_dev *dev, struct exl3_cuda_slot *slot, uint32_t 
 {
 	const struct exl3_work *work = slot->work;
 	size_t need = 0, at;
+	bool all_there = true;
 	stage_args a;
 
 	*staged = *work;
@@ -71,9 +87,12 @@ int exl3_cuda_stage(struct exl3_dev *dev, struct exl3_cuda_slot *slot, uint32_t 
 		const struct exl3_rows *r = &work->rows[i];
 		const size_t bytes = (size_t)(r->stored ? k : k_log) * exl3_dtype_bytes(r->x_dtype);
 
+		if (in_place(r, bytes))
+			continue;
+		all_there = false;
 		need += ((bytes + 15) / 16 * 16) * r->m;
 	}
-	if (need > dev->ws_bytes / 4)
+	if (all_there || need > dev->ws_bytes / 4)
 		return 0;
 	at = (dev->ws_bytes - need) / 256 * 256;
 	*ws_bytes = at;
@@ -82,25 +101,27 @@ int exl3_cuda_stage(struct exl3_dev *dev, struct exl3_cuda_slot *slot, uint32_t 
 	staged->rows = slot->rows;
 	for (uint32_t i = 0; i < work->nr_rows; i++) {
 		struct exl3_rows *r = &slot->rows[i];
-		stage_entry *e = &a.e[a.nr++];
+		const size_t bytes = (size_t)(r->stored ? k : k_log) * exl3_dtype_bytes(r->x_dtype);
+		const bool last = i + 1 == work->nr_rows;
+		stage_entry *e = &a.e[a.nr];
 
+		if (in_place(r, bytes)) {
+			if (last && a.nr)
+				launch_stage(dev, &a, need);
+			continue;
+		}
+		a.nr++;
 		e->src = (const char *)r->x;
 		e->src_stride = r->x_stride;
-		e->bytes = (r->stored ? k : k_log) * exl3_dtype_bytes(r->x_dtype);
+		e->bytes = (uint32_t)bytes;
 		e->dst_stride = (e->bytes + 15) / 16 * 16;
 		e->rows = r->m;
 		e->dst = dev->ws + at;
 		at += (size_t)e->dst_stride * r->m;
 		r->x = e->dst;
 		r->x_stride = e->dst_stride;
-		if (a.nr == STAGE_ENTRIES || i + 1 == work->nr_rows) {
-			const size_t pieces = need / 16;
-			const size_t blocks = (pieces + 255) / 256;
-			const unsigned most = (unsigned)dev->sms * 4;
-
-			stage_kernel<<<blocks < most ? (unsigned)(blocks ? blocks : 1) : most, 256, 0, dev->stream>>>(a);
-			a.nr = 0;
-		}
+		if (a.nr == STAGE_ENTRIES || last)
+			launch_stage(dev, &a, need);
 	}
 	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
 }

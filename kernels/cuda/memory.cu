@@ -56,7 +56,9 @@ int exl3_cuda_driver_load(struct exl3_cuda_driver *cu, struct exl3_error *err)
 		{"cuMemImportFromShareableHandle", 10020, (void **)&cu->MemImportFromShareableHandle},
 		{"cuMemGetAllocationPropertiesFromHandle", 10020,
 		 (void **)&cu->MemGetAllocationPropertiesFromHandle},
-		{"cuStreamWriteValue32", 11070, (void **)&cu->StreamWriteValue32},
+		{"cuStreamBatchMemOp", 11070, (void **)&cu->StreamBatchMemOp},
+		{"cuMemGetAddressRange", 3020, (void **)&cu->MemGetAddressRange},
+		{"cuPointerGetAttribute", 4000, (void **)&cu->PointerGetAttribute},
 		{"cuGetErrorString", 6000, (void **)&cu->GetErrorString},
 	};
 
@@ -77,9 +79,10 @@ struct slab_vmm {
 	CUmemGenericAllocationHandle handle;
 	size_t size; /* rounded up to the granularity */
 	bool created, reserved, mapped;
+	struct exl3_cuda_slab_entry entry; /* in dev->slabs while mapped */
 };
 
-static CUmemAllocationProp vmm_prop(const struct exl3_dev *dev)
+CUmemAllocationProp exl3_cuda_vmm_prop(const struct exl3_dev *dev)
 {
 	CUmemAllocationProp prop;
 
@@ -101,6 +104,7 @@ struct exl3_slab *exl3_cuda_slab_free(struct exl3_slab *slab)
 	cudaSetDevice(slab->dev->ordinal);
 	if (vmm) {
 		if (vmm->mapped) {
+			exl3_cuda_slab_list(slab->dev, &vmm->entry, false);
 			cu->MemUnmap((CUdeviceptr)slab->ptr, vmm->size);
 			__atomic_sub_fetch(&slab->dev->slab_bytes, vmm->size, __ATOMIC_RELAXED);
 		}
@@ -139,8 +143,14 @@ static int slab_map(struct exl3_slab *slab, struct exl3_error *err)
 	access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 	access.location.id = slab->dev->ordinal;
 	access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-	return driver_err(cu, err, cu->MemSetAccess(ptr, vmm->size, &access, 1),
-			  "weights: cuMemSetAccess");
+	ret = driver_err(cu, err, cu->MemSetAccess(ptr, vmm->size, &access, 1),
+			 "weights: cuMemSetAccess");
+	if (ret)
+		return ret;
+	vmm->entry.ptr = slab->ptr;
+	vmm->entry.size = vmm->size;
+	exl3_cuda_slab_list(slab->dev, &vmm->entry, true);
+	return 0;
 }
 
 static struct exl3_slab *slab_alloc(struct exl3_dev *dev, size_t bytes)
@@ -156,10 +166,9 @@ static struct exl3_slab *slab_alloc(struct exl3_dev *dev, size_t bytes)
 	return slab->priv ? slab : exl3_cuda_slab_free(slab);
 }
 
-/* @bytes rounded up to the granularity of exportable memory. */
-static int vmm_size(struct exl3_dev *dev, size_t bytes, size_t *ret, struct exl3_error *err)
+int exl3_cuda_vmm_size(struct exl3_dev *dev, size_t bytes, size_t *ret, struct exl3_error *err)
 {
-	CUmemAllocationProp prop = vmm_prop(dev);
+	CUmemAllocationProp prop = exl3_cuda_vmm_prop(dev);
 	size_t gran = 0;
 	int code = driver_err(&dev->cu, err,
 			      dev->cu.MemGetAllocationGranularity(
@@ -177,14 +186,14 @@ static int vmm_size(struct exl3_dev *dev, size_t bytes, size_t *ret, struct exl3
 int exl3_cuda_slab_new(struct exl3_dev *dev, size_t bytes, struct exl3_slab **ret,
 		       struct exl3_error *err)
 {
-	CUmemAllocationProp prop = vmm_prop(dev);
+	CUmemAllocationProp prop = exl3_cuda_vmm_prop(dev);
 	struct exl3_slab *slab;
 	struct slab_vmm *vmm;
 	size_t size, free_bytes = 0, total = 0;
 	int code, fd = -1;
 
 	cudaSetDevice(dev->ordinal);
-	code = vmm_size(dev, bytes, &size, err);
+	code = exl3_cuda_vmm_size(dev, bytes + EXL3_CUDA_SLAB_MARK, &size, err);
 	if (code)
 		return code;
 	code = exl3_cuda_err(err, cudaMemGetInfo(&free_bytes, &total), "weights: cudaMemGetInfo");
@@ -225,6 +234,8 @@ int exl3_cuda_slab_new(struct exl3_dev *dev, size_t bytes, struct exl3_slab **re
 	/* Padding between tensors is sent to nobody, but a slab must not hold what another process left. */
 	code = exl3_cuda_err(err, cudaMemsetAsync(slab->ptr, 0, vmm->size, dev->copy),
 			     "weights: cudaMemset");
+	if (!code)
+		code = exl3_cuda_slab_mark(slab, vmm->size, err);
 	if (code)
 		goto fail;
 	*ret = slab;
@@ -265,7 +276,7 @@ int exl3_cuda_slab_adopt(struct exl3_dev *dev, int fd, size_t bytes, struct exl3
 	int code;
 
 	cudaSetDevice(dev->ordinal);
-	code = vmm_size(dev, bytes, &size, err);
+	code = exl3_cuda_vmm_size(dev, bytes + EXL3_CUDA_SLAB_MARK, &size, err);
 	if (code)
 		return code;
 	slab = slab_alloc(dev, bytes);
@@ -359,6 +370,8 @@ struct exl3_arena *exl3_cuda_arena_free(struct exl3_arena *arena)
 {
 	if (!arena)
 		return NULL;
+	if (arena->device)
+		return exl3_cuda_memory_free(arena);
 	cudaSetDevice(arena->dev->ordinal);
 	if (arena->dev_ptr) {
 		cudaHostUnregister(arena->host_ptr);
