@@ -186,7 +186,8 @@ EXL3_API void exl3_prep_moe(struct exl3_sqe *sqe, const struct exl3_module *mod,
 EXL3_API void exl3_prep_mlp(struct exl3_sqe *sqe, const struct exl3_module *mod, exl3_ref x,
 			    unsigned x_dtype, exl3_ref y, unsigned y_dtype, uint32_t m);
 EXL3_API void exl3_prep_nop(struct exl3_sqe *sqe);
-/* Cancels the request of this channel with that user_data if it has not started. */
+/* Cancels the request of this channel with that user_data if it has not started, or before its next slice:
+ * then a part of its output has been written. */
 EXL3_API void exl3_prep_cancel(struct exl3_sqe *sqe, uint64_t user_data);
 
 struct exl3_mla_shape {

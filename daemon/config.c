@@ -60,6 +60,9 @@ static const struct key keys[] = {
 	 "result bits of a request depend on that request alone"},
 	{"spin-us", KEY_UINT, AT(spin_us), "50", 0, 1000000, NULL, true,
 	 "microseconds that the loop looks for work before it sleeps; 0: never"},
+	{"chunk-us", KEY_UINT, AT(chunk_us), "1000", 0, 60000000, NULL, true,
+	 "microseconds of the device that one launch should take: longer requests run in slices of "
+	 "rows; 0: whole"},
 	{"queue-depth", KEY_UINT, AT(queue_depth), "8", 1, 64, NULL, false,
 	 "launches handed to the device ahead of their turn"},
 	{"merge-max", KEY_UINT, AT(merge_max), "1", 1, 32, NULL, false,

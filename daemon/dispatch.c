@@ -108,7 +108,8 @@ static void finish(struct exl3_request *req, int result, uint64_t detail, uint64
 
 /* ---- entries ---- */
 
-/* The oldest request of that name that has not started is taken out: 0, -EALREADY, -ENOENT. */
+/* The oldest request of that name that has not started is taken out, or one with slices left ends after the
+ * one that runs: 0, -EALREADY, -ENOENT. */
 static int cancel(struct exl3_channel *ch, uint64_t user_data)
 {
 	struct exl3_request *req = bucket(ch, user_data)->head;
@@ -117,6 +118,10 @@ static int cancel(struct exl3_channel *ch, uint64_t user_data)
 	for (; req; req = req->next) {
 		if (req->user_data != user_data)
 			continue;
+		if (req->item.state == EXL3_ITEM_RUNNING && req->item.more && !req->cancelled) {
+			req->cancelled = true;
+			return 0;
+		}
 		if (req->item.state == EXL3_ITEM_RUNNING) {
 			rc = -EALREADY; /* unless a later one of that name waits */
 			continue;
@@ -181,8 +186,11 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	req->user_data = sqe->user_data;
 	req->item.deadline_ns = sqe->deadline_ns;
 	req->item.fence = sqe->op == EXL3_OP_NOP;
-	req->item.rows = sqe->rows;
 	req->item.key = merge_key(&req->c);
+	req->first = 0;
+	req->skipped = req->exec_ns = 0;
+	req->cancelled = false;
+	exl3_slice_plan(req, &d->pace, d->chunk_ns);
 	pin(req);
 	name_add(ch, req);
 	exl3_sched_push(&d->sched, &ch->flow, &req->item);
@@ -200,17 +208,11 @@ void exl3_dispatch_drop_queued(struct exl3_channel *ch)
 
 /* ---- launches ---- */
 
-static void build_rows(struct exl3_launch *l, uint8_t op)
+static void build_rows(struct exl3_launch *l)
 {
 	for (uint32_t i = 0; i < l->nr; i++) {
-		const struct exl3_checked *c = &((struct exl3_request *)l->items[i])->c;
-
-		l->rows[i] = c->rows;
+		exl3_slice_operands((struct exl3_request *)l->items[i], l, i);
 		l->skipped[i] = 0;
-		if (op == EXL3_OP_MOE)
-			l->u.routes[i] = c->u.route;
-		else if (op == EXL3_OP_MLA_DECODE)
-			l->u.caches[i] = c->u.mla.cache;
 	}
 }
 
@@ -228,7 +230,7 @@ static void build(struct exl3_launch *l)
 	work->nr_rows = l->nr;
 	work->skipped = l->skipped;
 	work->tag = l;
-	build_rows(l, c->op);
+	build_rows(l);
 	switch (c->op) {
 	case EXL3_OP_LINEAR:
 		work->u.linear.shards = desc->shards;
@@ -251,20 +253,41 @@ static void build(struct exl3_launch *l)
 	}
 }
 
-/* The launch has ended: every request of it is answered, the launch can be used again. */
+/* What the device needed is what the next slices of such requests are planned by. */
+static void learn(struct exl3_dispatch *d, const struct exl3_launch *l, uint64_t exec_ns)
+{
+	uint32_t rows = 0;
+
+	for (uint32_t i = 0; i < l->nr; i++)
+		rows += l->rows[i].m;
+	exl3_chunk_learn(&d->pace, &((struct exl3_request *)l->items[0])->c, rows, exec_ns);
+}
+
+/* The launch has ended: every request of it is answered or goes on with its next slice, the launch can be
+ * used again. */
 static void complete(struct exl3_dispatch *d, struct exl3_launch *l, int result, uint64_t exec_ns)
 {
 	uint32_t nr = l->nr;
 
+	if (result == 0)
+		learn(d, l, exec_ns);
 	exl3_sched_done(&d->sched, l->items, nr);
 	for (uint32_t i = 0; i < nr; i++) {
 		struct exl3_request *req = (struct exl3_request *)l->items[i];
 		struct exl3_channel *ch = req->ch;
 		uint64_t detail = result == -EOPNOTSUPP ? EXL3_DETAIL_KERNEL : EXL3_DETAIL_NONE;
+		/* Only then is the backend done with what it writes there. */
+		uint64_t skipped = result == 0 ? l->skipped[i] : 0;
 
-		if (result == 0) /* only then is the backend done with it */
-			detail = l->skipped[i];
-		finish(req, result, detail, exec_ns);
+		if (exl3_slice_ended(req, result, skipped, exec_ns)) {
+			exl3_slice_plan(req, &d->pace, d->chunk_ns);
+			exl3_sched_again(&d->sched, &req->item);
+			continue;
+		}
+		if (result == 0 && req->item.more)
+			finish(req, -ECANCELED, detail, req->exec_ns);
+		else
+			finish(req, result, result == 0 ? req->skipped : detail, req->exec_ns);
 		exl3_channel_try_free(ch);
 	}
 	l->nr = 0;
@@ -441,6 +464,8 @@ int exl3_dispatch_new(const struct exl3_dispatch_options *opt, struct exl3_dispa
 	while (d->ops->kernels[d->nr_kernels].name)
 		d->nr_kernels++;
 	exl3_sched_init(&d->sched, opt->queue_depth, opt->merge_max, EXL3_M_MAX);
+	exl3_pace_init(&d->pace, strcmp(d->ops->name, "cpu") != 0);
+	exl3_dispatch_set_chunk(d, opt->chunk_ns);
 	fd = d->ops->event_fd(d->dev);
 	rc = fd < 0 ? 0
 		    : exl3_watch_add(d->loop, fd, POLLIN, EXL3_WATCH_EDGE, on_device, d,
@@ -469,6 +494,12 @@ struct exl3_dispatch *exl3_dispatch_free(struct exl3_dispatch *d)
 void exl3_dispatch_set_spin(struct exl3_dispatch *d, uint64_t spin_ns)
 {
 	d->spin_ns = spin_ns;
+}
+
+void exl3_dispatch_set_chunk(struct exl3_dispatch *d, uint64_t chunk_ns)
+{
+	d->chunk_ns = chunk_ns;
+	exl3_sched_set_cost_max(&d->sched, chunk_ns);
 }
 
 void exl3_dispatch_drain(struct exl3_dispatch *d)

@@ -5,6 +5,7 @@
  * Loop thread only. Nothing here allocates once a channel exists.
  *
  *   entry -> FREE slot -> QUEUED -> RUNNING (part of a launch) -> completion posted, slot FREE
+ *                                   RUNNING -> QUEUED (rows are left: the next slice)
  *                         QUEUED -> cancelled, expired -> completion posted, slot FREE
  *
  *   channel:  POLLED (looked at every turn) -> DORMANT (armed: the client kicks) -> POLLED
@@ -35,6 +36,7 @@ struct exl3_dispatch_options {
 	void *arg;
 	uint32_t queue_depth, merge_max;
 	uint64_t spin_ns;
+	uint64_t chunk_ns; /* see exl3_dispatch_set_chunk() */
 	bool spin_beside; /* also while the device works: false where its threads need the processor */
 	bool deterministic;
 };
@@ -44,6 +46,9 @@ int exl3_dispatch_new(const struct exl3_dispatch_options *opt, struct exl3_dispa
 /* All channels closed, nothing running: exl3_dispatch_busy() is false. */
 struct exl3_dispatch *exl3_dispatch_free(struct exl3_dispatch *d);
 void exl3_dispatch_set_spin(struct exl3_dispatch *d, uint64_t spin_ns);
+/* What one launch should take of the device's time at most: longer requests run in slices of their rows, and
+ * no more than that is handed to the device ahead. 0: no limit. */
+void exl3_dispatch_set_chunk(struct exl3_dispatch *d, uint64_t chunk_ns);
 /* From now on new requests complete with -ESHUTDOWN; accepted ones finish. */
 void exl3_dispatch_drain(struct exl3_dispatch *d);
 /* Is anything accepted and not complete? */

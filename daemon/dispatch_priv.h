@@ -3,6 +3,7 @@
 #ifndef EXL3_DAEMON_DISPATCH_PRIV_H
 #define EXL3_DAEMON_DISPATCH_PRIV_H
 
+#include "daemon/chunk.h"
 #include "daemon/dispatch.h"
 
 #define EXL3_TAKE_MAX  16u /* entries of one channel per turn, so that none starves the others */
@@ -18,6 +19,10 @@ struct exl3_request {
 	struct exl3_request *next;   /* in ch->free; in its bucket of ch->named */
 	struct exl3_request *prev;   /* in its bucket */
 	uint64_t user_data;
+	/* Its slices: rows that have run, and the sums of those that have ended. */
+	uint32_t first;
+	bool cancelled; /* while a slice runs: no other one follows */
+	uint64_t skipped, exec_ns;
 	struct exl3_checked c; /* pins buffers and model while queued or running */
 };
 
@@ -85,6 +90,8 @@ struct exl3_dispatch {
 	struct exl3_timer muted_timer;
 	bool spin_beside;
 	uint64_t spin_ns, last_ns;
+	uint64_t chunk_ns; /* of the device, that one launch should take at most; 0: no limit */
+	struct exl3_pace pace;
 	uint64_t syscalls;    /* made to wake clients */
 	uint32_t nr_channels; /* not freed yet */
 	uint32_t nr_kernels;
@@ -101,6 +108,13 @@ void exl3_channel_touch(struct exl3_channel *ch);
 void exl3_channel_try_free(struct exl3_channel *ch);
 void exl3_channels_publish(struct exl3_dispatch *d);
 void exl3_channels_on_muted(void *arg);
+
+/* slice.c: which rows of the request the next launch has. */
+void exl3_slice_plan(struct exl3_request *req, struct exl3_pace *pace, uint64_t chunk_ns);
+/* Entry @i of a launch: the operands of these rows. */
+void exl3_slice_operands(const struct exl3_request *req, struct exl3_launch *l, uint32_t i);
+/* A launch with a slice of it has ended. True: another one follows, to be planned. */
+bool exl3_slice_ended(struct exl3_request *req, int result, uint64_t skipped, uint64_t exec_ns);
 
 /* dispatch.c: one copied entry of a channel; posts completions, queues requests. */
 void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe);

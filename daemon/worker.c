@@ -167,6 +167,7 @@ static void reload_go(struct exl3_worker *w)
 	exl3_config_reload(w->cfg, w->fresh);
 	exl3_log_set_level(exl3_config_log_level(w->cfg));
 	exl3_dispatch_set_spin(w->dispatch, w->cfg->spin_us * 1000);
+	exl3_dispatch_set_chunk(w->dispatch, w->cfg->chunk_us * 1000);
 	for (size_t i = 0; i < w->fresh->nr_models && !w->draining; i++) {
 		const struct exl3_config_model *m = &w->fresh->models[i];
 
@@ -498,6 +499,7 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 		.queue_depth = (uint32_t)w->cfg->queue_depth,
 		.merge_max = (uint32_t)w->cfg->merge_max,
 		.spin_ns = w->cfg->spin_us * 1000,
+		.chunk_ns = w->cfg->chunk_us * 1000,
 		/* On few processors a loop that spins keeps the CPU backend's threads from theirs. */
 		.spin_beside = strcmp(w->ops->name, "cpu") != 0 || sysconf(_SC_NPROCESSORS_ONLN) >= 4,
 		.deterministic = w->cfg->deterministic,

@@ -14,6 +14,7 @@ static struct {
 	struct exl3_done done[64];
 	unsigned nr_done;
 	int submit_code; /* what submit() returns, if not 0 */
+	uint64_t slow_ns; /* time per row; 0: 5 ns in all */
 	bool lost;
 } device;
 
@@ -63,9 +64,13 @@ static const struct exl3_backend_ops dev_ops = {.name = "strings",
 /* The oldest running work ends. */
 static void dev_finish(int result)
 {
+	uint64_t ns = 5;
+
 	assert_true(device.nr > 0);
+	if (device.slow_ns)
+		ns = device.slow_ns * device.running[0]->rows[0].m;
 	device.done[device.nr_done++] =
-		(struct exl3_done){.tag = device.running[0]->tag, .result = result, .exec_ns = 5};
+		(struct exl3_done){.tag = device.running[0]->tag, .result = result, .exec_ns = ns};
 	memmove(device.running, device.running + 1, --device.nr * sizeof(device.running[0]));
 }
 
@@ -566,6 +571,132 @@ static void credit_is_enough_for_every_completion(void **state)
 	rig_close(&r);
 }
 
+static struct exl3_sqe *get_long(struct rig *r, unsigned ch, uint64_t user_data)
+{
+	struct exl3_sqe *sqe = get(r, ch, EXL3_OP_LINEAR, user_data);
+
+	sqe->rows = 100;
+	sqe->x_stride = 528;
+	sqe->y = EXL3_REF(1, 524288);
+	sqe->y_stride = 544;
+	return sqe;
+}
+
+/* The slice that runs; its operands must be those of row @first. */
+static uint32_t slice(struct rig *r, uint32_t first)
+{
+	const struct exl3_rows *rows = &device.running[0]->rows[0];
+
+	assert_int_equal(device.running[0]->nr_rows, 1);
+	assert_ptr_equal(rows->x, r->buf.base + (size_t)first * 528);
+	assert_ptr_equal(rows->y, r->buf.base + 524288 + (size_t)first * 544);
+	return rows->m;
+}
+
+/* Others run between its slices, what is behind it in its channel after them; sums of all come back. */
+static void long_requests_run_in_slices(void **state)
+{
+	uint32_t first = 0, nr = 0, others = 0;
+	struct exl3_cqe cqe;
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 4, 1);
+	device.slow_ns = 10;
+	exl3_dispatch_set_chunk(r.d, 100);
+	get_long(&r, 0, 1);
+	get(&r, 0, EXL3_OP_LINEAR, 2);
+	submit(&r, 0);
+	linear(&r, 1, 10);
+	while (first < 100) {
+		if (device.running[0]->rows[0].x_stride == 528) {
+			uint32_t m = slice(&r, first);
+
+			if (nr++ > 1) { /* the first ones of a shape that nobody knows may be longer */
+				assert_in_range(m, 1, 10);
+				assert_true(device.nr == 1 || m < 10); /* no more than a chunk ahead */
+			}
+			device.running[0]->skipped[0] = 1;
+			first += m;
+			dev_finish(0);
+			turn(&r);
+			if (first < 100)
+				expect_none(&r, 0);
+		} else {
+			dev_finish(0);
+			turn(&r);
+			expect(&r, 1, 10, 0);
+			others++;
+			linear(&r, 1, 10);
+		}
+	}
+	assert_in_range(nr, 6, 100);
+	assert_in_range(others, nr / 2 - 1, nr + 1); /* how many is the scheduler's business */
+	while (device.nr) {
+		dev_finish(0);
+		turn(&r);
+	}
+	expect(&r, 1, 10, 0);
+	cqe = expect(&r, 0, 1, 0);
+	assert_int_equal(cqe.detail, nr);
+	assert_int_equal(cqe.exec_ns, 1000);
+	expect(&r, 0, 2, 0);
+	rig_close(&r);
+}
+
+static void a_long_request_ends_between_slices(void **state)
+{
+	struct rig r;
+	uint32_t m;
+
+	(void)state;
+	rig_open(&r, 1, 1);
+	device.slow_ns = 10;
+	exl3_dispatch_set_chunk(r.d, 100);
+	/* Cancelled while a slice runs: nothing follows it. */
+	get_long(&r, 0, 1);
+	submit(&r, 0);
+	get(&r, 0, EXL3_OP_CANCEL, 2)->u.cancel.user_data = 1;
+	submit(&r, 0);
+	expect(&r, 0, 2, 0);
+	get(&r, 0, EXL3_OP_CANCEL, 3)->u.cancel.user_data = 1;
+	submit(&r, 0);
+	expect(&r, 0, 3, -EALREADY); /* that was said already */
+	expect_none(&r, 0);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 1, -ECANCELED);
+	assert_int_equal(device.nr, 0);
+	/* Its deadline passes while a slice runs. */
+	get_long(&r, 0, 4)->deadline_ns = r.now + 100;
+	submit(&r, 0);
+	m = slice(&r, 0);
+	r.now += 50;
+	dev_finish(0);
+	turn(&r);
+	slice(&r, m);
+	r.now += 50;
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 4, -ETIME);
+	assert_int_equal(device.nr, 0);
+	/* A slice fails. */
+	get_long(&r, 0, 5);
+	submit(&r, 0);
+	dev_finish(-ENOMEM);
+	turn(&r);
+	expect(&r, 0, 5, -ENOMEM);
+	/* The channel is closed. */
+	get_long(&r, 0, 6);
+	submit(&r, 0);
+	r.ch[0] = exl3_channel_close(r.ch[0]);
+	dev_finish(0);
+	turn(&r);
+	assert_int_equal(device.nr, 0);
+	assert_int_equal(exl3_dispatch_channels(r.d), 1);
+	rig_close(&r);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -580,6 +711,8 @@ int main(void)
 		test_case(a_full_device_is_tried_again),
 		test_case(a_lost_device_fails_everything),
 		test_case(rows_of_one_module_share_a_launch),
+		test_case(long_requests_run_in_slices),
+		test_case(a_long_request_ends_between_slices),
 		test_case(kicks_without_work),
 		test_case(credit_is_enough_for_every_completion),
 	};
