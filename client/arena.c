@@ -21,7 +21,7 @@ static void tell_free(struct exl3_client *c, uint32_t buffer)
 	body.buffer = buffer;
 	req.body_case = EXL3__REQUEST__BODY_FREE_BUFFER;
 	req.free_buffer = &body;
-	exl3_client_tell(c, &req);
+	exl3_client_tell(c, &req, UINT64_MAX);
 }
 
 int exl3_arena_new(struct exl3_client *c, size_t bytes, struct exl3_arena **ret)
@@ -53,7 +53,7 @@ int exl3_arena_new(struct exl3_client *c, size_t bytes, struct exl3_arena **ret)
 		return e;
 	}
 	exl3_take_fd(&fd);
-	exl3_object_add(c, &a->obj, arena_drop);
+	exl3_object_add(c, &a->obj, EXL3_OBJECT_ARENA, arena_drop);
 	*ret = exl3_take_ptr(&a);
 	return 0;
 }

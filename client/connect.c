@@ -56,7 +56,7 @@ int exl3_client_check(const struct exl3_client *c)
 				 "this connection belongs to the parent process: connect again "
 				 "after fork()");
 	if (__atomic_load_n(&c->dead, __ATOMIC_ACQUIRE))
-		return exl3_errf(&last_error, -ESTALE, "the daemon has gone: connect again");
+		return exl3_errf(&last_error, -ESTALE, "the daemon has gone: wait for it with exl3_reconnect(), or connect again");
 	return 0;
 }
 
@@ -65,9 +65,10 @@ bool exl3_alive(const struct exl3_client *c)
 	return c && !exl3_client_forked(c) && !__atomic_load_n(&c->dead, __ATOMIC_ACQUIRE);
 }
 
-void exl3_object_add(struct exl3_client *c, struct exl3_object *o,
+void exl3_object_add(struct exl3_client *c, struct exl3_object *o, enum exl3_object_type type,
 		     void (*drop)(struct exl3_object *self))
 {
+	o->type = type;
 	o->client = c;
 	o->drop = drop;
 	o->prev = NULL;
@@ -84,6 +85,8 @@ void exl3_object_remove(struct exl3_object *o)
 	struct exl3_client *c = o->client;
 
 	pthread_mutex_lock(&c->list);
+	while (o->pinned)
+		pthread_cond_wait(&c->changed, &c->list);
 	if (o->prev)
 		o->prev->next = o->next;
 	else
@@ -100,7 +103,7 @@ const char *exl3_client_path(const char *path)
 	return path && *path ? path : DEFAULT_SOCKET;
 }
 
-static int connect_socket(const char *path, int *ret)
+int exl3_client_dial(const char *path, int *ret)
 {
 	exl3_auto(exl3_closep) int fd = -1;
 	struct sockaddr_un sa = {.sun_family = AF_UNIX};
@@ -113,6 +116,8 @@ static int connect_socket(const char *path, int *ret)
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return exl3_errf(&last_error, -errno, "socket: %m");
+	/* Only against a daemon that accepts nobody: connect() would wait for ever. */
+	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){.tv_sec = 5}, sizeof(struct timeval));
 	while (connect(fd, (struct sockaddr *)&sa, sizeof(sa)) < 0) {
 		if (errno == EINTR)
 			continue;
@@ -123,6 +128,9 @@ static int connect_socket(const char *path, int *ret)
 		case ECONNREFUSED:
 			return exl3_errf(&last_error, -ECONNREFUSED,
 					 "no daemon: nobody listens on %s", path);
+		case EAGAIN:
+			return exl3_errf(&last_error, -ETIMEDOUT,
+					 "the daemon accepts no connection on %s", path);
 		case EACCES:
 			return exl3_errf(&last_error, -EACCES,
 					 "not allowed to connect to %s: its owner or group may",
@@ -131,11 +139,12 @@ static int connect_socket(const char *path, int *ret)
 			return exl3_errf(&last_error, -errno, "cannot connect to %s: %m", path);
 		}
 	}
+	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){0}, sizeof(struct timeval));
 	*ret = exl3_take_fd(&fd);
 	return 0;
 }
 
-static int hello(struct exl3_client *c, const char *name)
+int exl3_client_hello(struct exl3_client *c)
 {
 	Exl3__Hello body = EXL3__HELLO__INIT;
 	Exl3__Request req = EXL3__REQUEST__INIT;
@@ -144,11 +153,13 @@ static int hello(struct exl3_client *c, const char *name)
 
 	body.version_min = PROTOCOL_MIN;
 	body.version_max = PROTOCOL_MAX;
-	body.name = (char *)(uintptr_t)name;
+	body.name = c->name;
 	req.body_case = EXL3__REQUEST__BODY_HELLO;
 	req.hello = &body;
-	e = exl3_client_call(c, &req, EXL3__REPLY__BODY_HELLO, EXL3_CALL_TIMEOUT_NS, &reply, NULL,
-			     0);
+	c->instance = 0;
+	c->generation = 0; /* the answer says both */
+	e = exl3_client_call_locked(c, &req, EXL3__REPLY__BODY_HELLO, EXL3_CALL_TIMEOUT_NS, &reply,
+				    NULL, 0, -1);
 	if (e < 0)
 		return e;
 	if (reply->hello->version < PROTOCOL_MIN || reply->hello->version > PROTOCOL_MAX)
@@ -157,6 +168,8 @@ static int hello(struct exl3_client *c, const char *name)
 				 reply->hello->version, PROTOCOL_MIN, PROTOCOL_MAX);
 	c->admin = reply->hello->admin;
 	c->daemon_pid = reply->hello->pid;
+	if (c->daemon_version)
+		return 0; /* of the first daemon: somebody may be reading it */
 	c->daemon_version = strdup(reply->hello->daemon_version);
 	c->backend = strdup(reply->hello->backend);
 	if (!c->daemon_version || !c->backend)
@@ -168,11 +181,16 @@ static struct exl3_client *client_alloc(void)
 {
 	struct exl3_client *c = calloc(1, sizeof(*c));
 
+	pthread_condattr_t monotonic;
+
 	if (!c)
 		return NULL;
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	c->sock = c->watch_fd = -1;
 	pthread_mutex_init(&c->call, NULL);
 	pthread_mutex_init(&c->list, NULL);
+	pthread_cond_init(&c->changed, &monotonic);
 	c->packet = malloc(EXL3_PACKET_MAX);
 	return c->packet ? c : exl3_close(c);
 }
@@ -184,18 +202,31 @@ static void client_freep(struct exl3_client **c)
 
 int exl3_connect(const char *path, const char *name, struct exl3_client **ret)
 {
+	return exl3_connect_flags(path, name, 0, ret);
+}
+
+int exl3_connect_flags(const char *path, const char *name, unsigned flags, struct exl3_client **ret)
+{
 	exl3_auto(client_freep) struct exl3_client *c = NULL;
 	int e;
 
+	if (flags & ~EXL3_CONNECT_MANUAL)
+		return exl3_errf(&last_error, -EINVAL, "connect: there is no flag 0x%x",
+				 flags & ~EXL3_CONNECT_MANUAL);
 	pthread_once(&fork_once, watch_forks);
 	c = client_alloc();
 	if (!c)
 		return exl3_errf(&last_error, -ENOMEM, "out of memory");
 	c->fork_epoch = fork_epoch;
-	e = connect_socket(exl3_client_path(path), &c->sock);
+	c->flags = flags;
+	c->path = strdup(exl3_client_path(path));
+	c->name = strdup(name ? name : program_invocation_short_name);
+	if (!c->path || !c->name)
+		return exl3_errf(&last_error, -ENOMEM, "out of memory");
+	e = exl3_client_dial(c->path, &c->sock);
 	if (e < 0)
 		return e;
-	e = hello(c, name ? name : program_invocation_short_name);
+	e = exl3_client_hello(c);
 	if (e < 0)
 		return e;
 	e = exl3_watcher_start(c);
@@ -224,7 +255,10 @@ struct exl3_client *exl3_close(struct exl3_client *c)
 	if (!exl3_client_forked(c)) {
 		pthread_mutex_destroy(&c->call);
 		pthread_mutex_destroy(&c->list);
+		pthread_cond_destroy(&c->changed);
 	}
+	free(c->path);
+	free(c->name);
 	free(c->packet);
 	free(c->daemon_version);
 	free(c->backend);

@@ -23,7 +23,7 @@ static int give_up(struct exl3_client *c, int code)
 	return code;
 }
 
-static int send_request(struct exl3_client *c, Exl3__Request *req)
+static int send_request(struct exl3_client *c, Exl3__Request *req, int fd)
 {
 	size_t n = exl3__request__get_packed_size(req);
 	int e;
@@ -32,10 +32,10 @@ static int send_request(struct exl3_client *c, Exl3__Request *req)
 		return exl3_errf(exl3_client_err(), -EMSGSIZE,
 				 "request of %zu bytes; the limit is %u", n, EXL3_PACKET_MAX);
 	exl3__request__pack(req, c->packet);
-	e = exl3_frame_send(c->sock, c->packet, n, NULL, 0, 0, exl3_client_err());
+	e = exl3_frame_send(c->sock, c->packet, n, &fd, fd >= 0, 0, exl3_client_err());
 	if (e == -EPIPE || e == -ECONNRESET)
 		return give_up(c, exl3_errf(exl3_client_err(), -ESTALE,
-					    "the daemon has gone: connect again"));
+					    "the daemon has gone: wait for it with exl3_reconnect(), or connect again"));
 	return e;
 }
 
@@ -72,7 +72,7 @@ static int recv_reply(struct exl3_client *c, Exl3__Reply **ret, int *fds, unsign
 	if (n == -EINTR)
 		return n;
 	if (n == -ECONNRESET)
-		return exl3_errf(exl3_client_err(), -ESTALE, "the daemon has gone: connect again");
+		return exl3_errf(exl3_client_err(), -ESTALE, "the daemon has gone: wait for it with exl3_reconnect(), or connect again");
 	if (n < 0)
 		return n;
 	*ret = exl3__reply__unpack(NULL, (size_t)n, c->packet);
@@ -117,8 +117,9 @@ static int check_reply(const Exl3__Reply *r, Exl3__Reply__BodyCase want, unsigne
 	return 0;
 }
 
-static int call_locked(struct exl3_client *c, Exl3__Request *req, Exl3__Reply__BodyCase want,
-		       uint64_t timeout_ns, Exl3__Reply **ret, int *fds, unsigned nr_fds)
+int exl3_client_call_locked(struct exl3_client *c, Exl3__Request *req, Exl3__Reply__BodyCase want,
+			    uint64_t timeout_ns, Exl3__Reply **ret, int *fds, unsigned nr_fds,
+			    int send_fd)
 {
 	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
 	int got[EXL3_FDS_MAX];
@@ -126,7 +127,7 @@ static int call_locked(struct exl3_client *c, Exl3__Request *req, Exl3__Reply__B
 	int e;
 
 	req->id = ++c->next_id;
-	e = send_request(c, req);
+	e = send_request(c, req, send_fd);
 	if (e < 0)
 		return e;
 	do {
@@ -164,18 +165,22 @@ int exl3_client_call(struct exl3_client *c, Exl3__Request *req, Exl3__Reply__Bod
 	pthread_mutex_lock(&c->call);
 	e = exl3_client_check(c); /* it may have gone while we waited for the lock */
 	if (e == 0)
-		e = call_locked(c, req, want, timeout_ns, ret, fds, nr_fds);
+		e = exl3_client_call_locked(c, req, want, timeout_ns, ret, fds, nr_fds, -1);
 	pthread_mutex_unlock(&c->call);
 	return e;
 }
 
-void exl3_client_tell(struct exl3_client *c, Exl3__Request *req)
+void exl3_client_tell(struct exl3_client *c, Exl3__Request *req, uint64_t epoch)
 {
 	struct exl3_error saved = *exl3_client_err();
 
-	if (exl3_alive(c))
-		exl3_client_call(c, req, EXL3__REPLY__BODY__NOT_SET, EXL3_CALL_TIMEOUT_NS, NULL,
-				 NULL, 0);
+	if (exl3_client_forked(c))
+		return;
+	pthread_mutex_lock(&c->call);
+	if (exl3_alive(c) && (epoch == UINT64_MAX || epoch == c->epoch))
+		exl3_client_call_locked(c, req, EXL3__REPLY__BODY__NOT_SET, EXL3_CALL_TIMEOUT_NS,
+					NULL, NULL, 0, -1);
+	pthread_mutex_unlock(&c->call);
 	/* Closing reports nothing, and must not hide why the caller closes. */
 	*exl3_client_err() = saved;
 }

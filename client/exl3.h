@@ -22,7 +22,7 @@
  *   -ETIME           its deadline passed before it started
  *   -ESHUTDOWN       the daemon is draining
  *   -EIO             the device failed
- *   -ESTALE          the daemon's worker is gone: connect again
+ *   -ESTALE          the daemon's worker is gone: see exl3_connect()
  *   -ENOTRECOVERABLE this process's CUDA context is lost: start a new process
  */
 #ifndef EXL3_H
@@ -56,12 +56,29 @@ EXL3_API const char *exl3_last_error(void);
  * exl3_connect() - connect and negotiate.
  * @path: socket; NULL: $EXL3_SOCKET, else /run/exl3-daemon/0.sock.
  * @name: shown by `exl3ctl ps`; NULL: the program's name.
+ *
+ * When the daemon's worker goes away (restart, upgrade, device fault), every outstanding request ends with
+ * -ESTALE at once; none is ever sent again by itself. A thread of the library then connects to the next worker
+ * and has all that was open again under the same handles: models and modules if their content is the same,
+ * geometries, arenas with their contents, channels. Until then calls return -ESTALE; exl3_reconnect() waits for it.
  * Returns 0, -ENOENT, -ECONNREFUSED (no daemon), -EACCES, -EPROTO (other version), -ENOMEM.
  */
 EXL3_API int exl3_connect(const char *path, const char *name, struct exl3_client **ret);
+/* @flags: EXL3_CONNECT_MANUAL: connect again only while somebody is in exl3_reconnect(). -EINVAL: other bits. */
+#define EXL3_CONNECT_MANUAL (1u << 0)
+EXL3_API int exl3_connect_flags(const char *path, const char *name, unsigned flags,
+				struct exl3_client **ret);
+/**
+ * exl3_reconnect() - wait until the client is connected and everything it has open is there again.
+ * @timeout_ns: UINT64_MAX = for ever.
+ * Returns 0 (also if nothing was wrong), -ETIMEDOUT (exl3_last_error() says why the last attempt failed), -ESTALE
+ * (a model's content is another: connect anew). Any thread. A channel is of use again when its thread has taken the
+ * -ESTALE completions of what was outstanding; entries that were not submitted are gone.
+ */
+EXL3_API int exl3_reconnect(struct exl3_client *c, uint64_t timeout_ns);
 /* Closes everything that was opened from it: all other handles of it are gone then. */
 EXL3_API struct exl3_client *exl3_close(struct exl3_client *c);
-/* false once the worker that this client is connected to has gone. */
+/* false from the end of the worker until everything is there again. */
 EXL3_API bool exl3_alive(const struct exl3_client *c);
 
 /* ---- models, modules, tensors ---- */

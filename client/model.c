@@ -41,7 +41,7 @@ static void tell_close_model(struct exl3_client *c, uint32_t handle)
 	body.handle = handle;
 	req.body_case = EXL3__REQUEST__BODY_CLOSE_MODEL;
 	req.close_model = &body;
-	exl3_client_tell(c, &req);
+	exl3_client_tell(c, &req, UINT64_MAX);
 }
 
 int exl3_model_open(struct exl3_client *c, const char *name, struct exl3_model **ret)
@@ -77,7 +77,7 @@ int exl3_model_open(struct exl3_client *c, const char *name, struct exl3_model *
 		tell_close_model(c, reply->models->models[0]->handle);
 		return exl3_errf(exl3_client_err(), -ENOMEM, "%s: out of memory", name);
 	}
-	exl3_object_add(c, &m->obj, model_drop);
+	exl3_object_add(c, &m->obj, EXL3_OBJECT_MODEL, model_drop);
 	*ret = m;
 	return 0;
 }
@@ -104,6 +104,9 @@ static void module_drop(struct exl3_object *o)
 	struct exl3_module *mod = (struct exl3_module *)o;
 
 	free(mod->shards);
+	free(mod->model);
+	free(mod->fingerprint);
+	free(mod->name);
 	free(mod);
 }
 
@@ -115,10 +118,11 @@ static void tell_close_module(struct exl3_client *c, uint32_t handle)
 	body.handle = handle;
 	req.body_case = EXL3__REQUEST__BODY_CLOSE_MODULE;
 	req.close_module = &body;
-	exl3_client_tell(c, &req);
+	exl3_client_tell(c, &req, UINT64_MAX);
 }
 
-static int module_make(const struct exl3_model *m, const Exl3__Module *in, struct exl3_module **ret)
+static int module_make(const struct exl3_model *m, const Exl3__Module *in, const char *name,
+		       unsigned kind, struct exl3_module **ret)
 {
 	struct exl3_module *mod;
 
@@ -137,11 +141,18 @@ static int module_make(const struct exl3_model *m, const Exl3__Module *in, struc
 	mod = calloc(1, sizeof(*mod));
 	if (mod)
 		mod->shards = calloc(in->n_shards ? in->n_shards : 1, sizeof(*mod->shards));
-	if (!mod || !mod->shards) {
-		free(mod);
+	if (mod) {
+		mod->model = strdup(m->name);
+		mod->fingerprint = strdup(m->fingerprint);
+		mod->name = strdup(name);
+	}
+	if (!mod || !mod->shards || !mod->model || !mod->fingerprint || !mod->name) {
+		if (mod)
+			module_drop(&mod->obj);
 		return exl3_errf(exl3_client_err(), -ENOMEM, "%s: out of memory", in->name);
 	}
 	mod->handle = in->handle;
+	mod->kind = kind;
 	mod->info = (struct exl3_module_info){
 		.kind = (uint32_t)in->kind,
 		.k = in->k,
@@ -197,12 +208,12 @@ int exl3_module_open(struct exl3_model *m, const char *name, unsigned kind,
 		return exl3_errf(exl3_client_err(), -EPROTO,
 				 "%s: the daemon answered with %zu modules", name,
 				 reply->modules->n_modules);
-	e = module_make(m, reply->modules->modules[0], &mod);
+	e = module_make(m, reply->modules->modules[0], name, kind, &mod);
 	if (e < 0) {
 		tell_close_module(m->obj.client, reply->modules->modules[0]->handle);
 		return e;
 	}
-	exl3_object_add(m->obj.client, &mod->obj, module_drop);
+	exl3_object_add(m->obj.client, &mod->obj, EXL3_OBJECT_MODULE, module_drop);
 	*ret = mod;
 	return 0;
 }
@@ -312,28 +323,43 @@ void exl3_tensor_close(struct exl3_tensor *t)
 
 /* ---- geometries ---- */
 
+static void mla_drop(struct exl3_object *o)
+{
+	free((struct exl3_mla *)o);
+}
+
+void exl3_mla_fill(const struct exl3_mla_shape *shape, Exl3__RegisterMla *body)
+{
+	body->heads = shape->heads;
+	body->dim = shape->dim;
+	body->value_dim = shape->value_dim;
+	body->topk = shape->topk;
+	body->slots = shape->slots;
+	body->cache_stride = shape->cache_stride;
+	body->indices_stride = shape->indices_stride;
+	body->cache_dtype = shape->cache_dtype;
+	body->indices_dtype = shape->indices_dtype;
+}
+
 int exl3_mla_register(struct exl3_client *c, const struct exl3_mla_shape *shape, uint32_t *ret)
 {
 	Exl3__RegisterMla body = EXL3__REGISTER_MLA__INIT;
 	Exl3__Request req = EXL3__REQUEST__INIT;
 	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
+	exl3_auto(exl3_freep) struct exl3_mla *mla = calloc(1, sizeof(*mla));
 	int e;
 
-	body.heads = shape->heads;
-	body.dim = shape->dim;
-	body.value_dim = shape->value_dim;
-	body.topk = shape->topk;
-	body.slots = shape->slots;
-	body.cache_stride = shape->cache_stride;
-	body.indices_stride = shape->indices_stride;
-	body.cache_dtype = shape->cache_dtype;
-	body.indices_dtype = shape->indices_dtype;
+	if (!mla)
+		return exl3_errf(exl3_client_err(), -ENOMEM, "geometry: out of memory");
+	exl3_mla_fill(shape, &body);
 	req.body_case = EXL3__REQUEST__BODY_REGISTER_MLA;
 	req.register_mla = &body;
 	e = exl3_client_call(c, &req, EXL3__REPLY__BODY_HANDLE, EXL3_CALL_TIMEOUT_NS, &reply, NULL,
 			     0);
 	if (e < 0)
 		return e;
-	*ret = reply->handle->handle;
+	mla->shape = *shape;
+	mla->handle = *ret = reply->handle->handle;
+	exl3_object_add(c, &exl3_take_ptr(&mla)->obj, EXL3_OBJECT_MLA, mla_drop);
 	return 0;
 }

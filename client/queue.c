@@ -3,11 +3,23 @@
 #include "client/internal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 
 /* Turns of the spin loop between two looks at the clock: some 2 us. */
 #define SPINS_PER_LOOK 64
+
+struct exl3_channel_life *exl3_channel_life_free(struct exl3_channel_life *life)
+{
+	if (!life)
+		return NULL;
+	exl3_segment_free(life->seg);
+	exl3_closep(&life->kick_fd);
+	exl3_closep(&life->notify_fd);
+	free(life);
+	return NULL;
+}
 
 static void channel_drop(struct exl3_object *o)
 {
@@ -16,17 +28,17 @@ static void channel_drop(struct exl3_object *o)
 	exl3_segment_free(ch->seg);
 	exl3_closep(&ch->kick_fd);
 	exl3_closep(&ch->notify_fd);
+	exl3_channel_life_free(ch->next_life);
 	free(ch->pending);
 	free(ch);
 }
 
-static void channel_dropp(struct exl3_channel **ch)
+static void life_freep(struct exl3_channel_life **life)
 {
-	if (*ch)
-		channel_drop(&(*ch)->obj);
+	*life = exl3_channel_life_free(*life);
 }
 
-static void tell_close(struct exl3_client *c, uint32_t id)
+static void tell_close(struct exl3_client *c, uint32_t id, uint64_t epoch)
 {
 	Exl3__CloseChannel body = EXL3__CLOSE_CHANNEL__INIT;
 	Exl3__Request req = EXL3__REQUEST__INIT;
@@ -34,59 +46,88 @@ static void tell_close(struct exl3_client *c, uint32_t id)
 	body.channel = id;
 	req.body_case = EXL3__REQUEST__BODY_CLOSE_CHANNEL;
 	req.close_channel = &body;
-	exl3_client_tell(c, &req);
+	exl3_client_tell(c, &req, epoch);
 }
 
-static int channel_map(struct exl3_channel *ch, const Exl3__ChannelReply *reply, int *fd,
-		       uint32_t entries)
+static int life_map(struct exl3_channel_life *life, const Exl3__ChannelReply *reply, int *fd,
+		    uint32_t entries)
 {
-	int e = exl3_segment_map(*fd, reply->bytes, &ch->seg, exl3_client_err());
+	int e = exl3_segment_map(*fd, reply->bytes, &life->seg, exl3_client_err());
 
 	if (e < 0)
 		return e;
 	exl3_take_fd(fd);
-	e = exl3_ring_attach(ch->seg, &ch->ring, exl3_client_err());
+	e = exl3_ring_attach(life->seg, &life->ring, exl3_client_err());
 	if (e < 0)
 		return e;
-	if (ch->ring.sq_mask != entries - 1)
+	if (life->ring.sq_mask != entries - 1)
 		return exl3_errf(exl3_client_err(), -EPROTO, "channel: %u entries, asked for %u",
-				 ch->ring.sq_mask + 1, entries);
-	ch->pending = calloc(ch->ring.cq_mask + 1, sizeof(*ch->pending));
-	if (!ch->pending)
-		return exl3_errf(exl3_client_err(), -ENOMEM, "channel: out of memory");
+				 life->ring.sq_mask + 1, entries);
 	return 0;
 }
 
-int exl3_channel_new(struct exl3_client *c, uint32_t entries, struct exl3_channel **ret)
+int exl3_channel_life_new(struct exl3_client *c, uint32_t entries, struct exl3_channel_life **ret)
 {
 	Exl3__CreateChannel body = EXL3__CREATE_CHANNEL__INIT;
 	Exl3__Request req = EXL3__REQUEST__INIT;
 	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
-	exl3_auto(channel_dropp) struct exl3_channel *ch = calloc(1, sizeof(*ch));
+	exl3_auto(life_freep) struct exl3_channel_life *life = calloc(1, sizeof(*life));
 	exl3_auto(exl3_closep) int ring_fd = -1;
 	int fds[3], e;
 
-	if (!ch)
+	if (!life)
 		return exl3_errf(exl3_client_err(), -ENOMEM, "channel: out of memory");
-	ch->kick_fd = ch->notify_fd = -1;
-	ch->spin_ns = EXL3_SPIN_DEFAULT_NS;
+	life->kick_fd = life->notify_fd = -1;
 	body.entries = entries;
 	req.body_case = EXL3__REQUEST__BODY_CREATE_CHANNEL;
 	req.create_channel = &body;
-	e = exl3_client_call(c, &req, EXL3__REPLY__BODY_CHANNEL, EXL3_CALL_TIMEOUT_NS, &reply, fds,
-			     3);
+	e = exl3_client_call_locked(c, &req, EXL3__REPLY__BODY_CHANNEL, EXL3_CALL_TIMEOUT_NS,
+				    &reply, fds, 3, -1);
 	if (e < 0)
 		return e;
 	ring_fd = fds[0];
-	ch->kick_fd = fds[1];
-	ch->notify_fd = fds[2];
-	ch->id = reply->channel->channel;
-	e = channel_map(ch, reply->channel, &ring_fd, entries);
-	if (e < 0) {
-		tell_close(c, ch->id);
+	life->kick_fd = fds[1];
+	life->notify_fd = fds[2];
+	life->id = reply->channel->channel;
+	life->epoch = c->epoch;
+	e = life_map(life, reply->channel, &ring_fd, entries);
+	if (e == 0)
+		*ret = exl3_take_ptr(&life);
+	else
+		*ret = NULL;
+	return e;
+}
+
+int exl3_channel_new(struct exl3_client *c, uint32_t entries, struct exl3_channel **ret)
+{
+	exl3_auto(life_freep) struct exl3_channel_life *life = NULL;
+	exl3_auto(exl3_freep) struct exl3_channel *ch = calloc(1, sizeof(*ch));
+	int e = exl3_client_check(c);
+
+	if (e < 0)
 		return e;
+	if (!ch)
+		return exl3_errf(exl3_client_err(), -ENOMEM, "channel: out of memory");
+	pthread_mutex_lock(&c->call);
+	e = exl3_client_check(c);
+	if (e == 0)
+		e = exl3_channel_life_new(c, entries, &life);
+	pthread_mutex_unlock(&c->call);
+	if (e < 0)
+		return e;
+	ch->pending = calloc(life->ring.cq_mask + 1, sizeof(*ch->pending));
+	if (!ch->pending) {
+		tell_close(c, life->id, life->epoch);
+		return exl3_errf(exl3_client_err(), -ENOMEM, "channel: out of memory");
 	}
-	exl3_object_add(c, &ch->obj, channel_drop);
+	ch->spin_ns = EXL3_SPIN_DEFAULT_NS;
+	ch->id = life->id;
+	ch->epoch = life->epoch;
+	ch->seg = exl3_take_ptr(&life->seg);
+	ch->ring = life->ring;
+	ch->kick_fd = exl3_take_fd(&life->kick_fd);
+	ch->notify_fd = exl3_take_fd(&life->notify_fd);
+	exl3_object_add(c, &ch->obj, EXL3_OBJECT_CHANNEL, channel_drop);
 	exl3_watcher_add(ch);
 	*ret = exl3_take_ptr(&ch);
 	return 0;
@@ -98,7 +139,11 @@ struct exl3_channel *exl3_channel_free(struct exl3_channel *ch)
 		return NULL;
 	exl3_watcher_remove(ch);
 	exl3_object_remove(&ch->obj);
-	tell_close(ch->obj.client, ch->id);
+	/* At the worker that it lives at; at the next one if it has not moved yet. */
+	if (ch->next_life)
+		tell_close(ch->obj.client, ch->next_life->id, ch->next_life->epoch);
+	else
+		tell_close(ch->obj.client, ch->id, ch->epoch);
 	channel_drop(&ch->obj);
 	return NULL;
 }
@@ -107,10 +152,13 @@ struct exl3_channel *exl3_channel_free(struct exl3_channel *ch)
 
 static int stale_error(const struct exl3_channel *ch)
 {
+	if (ch->pending_first != ch->pending_last || ch->ring.sq_next != ch->ring.sq_published)
+		return exl3_errf(exl3_client_err(), -ESTALE,
+				 "the daemon's worker has gone: take the completions of what was outstanding");
 	if (!__atomic_load_n(&ch->obj.client->dead, __ATOMIC_RELAXED))
 		return exl3_errf(exl3_client_err(), -ESTALE,
 				 "the daemon has closed this channel: make a new one");
-	return exl3_errf(exl3_client_err(), -ESTALE, "the daemon has gone: connect again");
+	return exl3_errf(exl3_client_err(), -ESTALE, "the daemon has gone: wait for it with exl3_reconnect(), or connect again");
 }
 
 /* Looks when the ring is empty only, so it costs the data path nothing. */
@@ -129,6 +177,45 @@ static void forget_unpublished(struct exl3_channel *ch)
 	ch->last = NULL;
 }
 
+/* Moves to the ring of the next worker, if there is one and nothing of the old ring is in use any more:
+ * neither an entry that was handed out nor a request whose completion is still to be taken. */
+static bool revive(struct exl3_channel *ch)
+{
+	struct exl3_client *c = ch->obj.client;
+	struct exl3_channel_life *life = NULL;
+	struct exl3_segment *old;
+
+	if (ch->pending_first != ch->pending_last || ch->ring.sq_next != ch->ring.sq_published)
+		return false;
+	pthread_mutex_lock(&c->list);
+	if (!__atomic_load_n(&c->dead, __ATOMIC_SEQ_CST))
+		life = exl3_take_ptr(&ch->next_life);
+	if (life) {
+		/* The number of the pollable fd stays. */
+		while (dup3(life->notify_fd, ch->notify_fd, O_CLOEXEC) < 0 && errno == EINTR)
+			;
+		old = ch->seg;
+		ch->seg = life->seg;
+		life->seg = old;
+		ch->ring = life->ring;
+		ch->id = life->id;
+		ch->epoch = life->epoch;
+		exl3_closep(&ch->kick_fd);
+		ch->kick_fd = exl3_take_fd(&life->kick_fd);
+		ch->last = NULL;
+		ch->stale = false;
+		__atomic_store_n(&ch->ended, 0, __ATOMIC_SEQ_CST);
+	}
+	pthread_mutex_unlock(&c->list);
+	if (!life)
+		return false;
+	exl3_channel_life_free(life);
+	if (ch->cq_flags)
+		exl3_ring_arm(&ch->ring, ch->cq_flags);
+	exl3_watcher_poke(c);
+	return true;
+}
+
 /* ---- requests ---- */
 
 struct exl3_sqe *exl3_sq_get(struct exl3_channel *ch)
@@ -140,7 +227,7 @@ struct exl3_sqe *exl3_sq_get(struct exl3_channel *ch)
 		exl3_client_check(ch->obj.client);
 		return NULL;
 	}
-	if (ch->stale) {
+	if ((ch->stale || __atomic_load_n(&ch->ended, __ATOMIC_RELAXED)) && !revive(ch)) {
 		stale_error(ch);
 		return NULL;
 	}
@@ -184,7 +271,8 @@ int exl3_submit(struct exl3_channel *ch)
 
 	if (exl3_client_forked(ch->obj.client))
 		return exl3_client_check(ch->obj.client);
-	if (ch->stale || __atomic_load_n(&ch->obj.client->dead, __ATOMIC_RELAXED)) {
+	if (ch->stale || __atomic_load_n(&ch->ended, __ATOMIC_RELAXED) ||
+	    __atomic_load_n(&ch->obj.client->dead, __ATOMIC_RELAXED)) {
 		forget_unpublished(ch);
 		return stale_error(ch);
 	}
@@ -260,7 +348,9 @@ int exl3_peek(struct exl3_channel *ch, struct exl3_cqe *ret)
 		}
 		ch->stale = true; /* from here on the ring is not looked at any more */
 	}
-	return take_stale(ch, ret) ? 1 : stale_error(ch);
+	if (take_stale(ch, ret))
+		return 1;
+	return revive(ch) ? 0 : stale_error(ch);
 }
 
 /* ---- waiting ---- */

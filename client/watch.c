@@ -16,6 +16,9 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+#define RETRY_MIN_MS 2
+#define RETRY_MAX_MS 100
+
 enum { SLOT_SOCK, SLOT_EVENT, SLOT_CHANNELS };
 
 struct watch_set {
@@ -24,7 +27,7 @@ struct watch_set {
 	unsigned nr_channels;
 };
 
-static void poke(struct exl3_client *c)
+void exl3_watcher_poke(struct exl3_client *c)
 {
 	uint64_t one = 1;
 	ssize_t n;
@@ -106,15 +109,46 @@ static void mark_ended(struct exl3_client *c, const struct watch_set *w)
 	}
 }
 
+/* True: an attempt to connect again is wanted. */
+static bool wanted(struct exl3_client *c)
+{
+	bool ret;
+
+	pthread_mutex_lock(&c->list);
+	ret = !c->gone && (!(c->flags & EXL3_CONNECT_MANUAL) || c->waiters);
+	pthread_mutex_unlock(&c->list);
+	return ret;
+}
+
+/* Milliseconds until the next attempt, < 0: none. The first one comes at once: the daemon's socket outlives
+ * the worker, and a connection waits there until the next worker is ready. */
+static int reconnect(struct exl3_client *c, int pause_ms)
+{
+	wake_all(c);
+	if (!wanted(c) || exl3_client_restore(c) == 0)
+		return -1;
+	if (pause_ms < 0)
+		return RETRY_MIN_MS;
+	return 2 * pause_ms < RETRY_MAX_MS ? 2 * pause_ms : RETRY_MAX_MS;
+}
+
 static void *watch(void *arg)
 {
 	struct exl3_client *c = arg;
 	struct watch_set w;
-	uint64_t drop;
+	uint64_t drop, retry_ns = 0;
+	int pause_ms = -1; /* < 0: no attempt is due */
 
 	while (!__atomic_load_n(&c->stop, __ATOMIC_ACQUIRE)) {
-		fill(c, &w, __atomic_load_n(&c->dead, __ATOMIC_ACQUIRE));
-		if (poll(w.fds, SLOT_CHANNELS + w.nr_channels, -1) < 0)
+		bool dead = __atomic_load_n(&c->dead, __ATOMIC_ACQUIRE);
+
+		if (dead && exl3_now_ns() >= retry_ns) {
+			pause_ms = reconnect(c, pause_ms);
+			retry_ns = exl3_now_ns() + (pause_ms < 0 ? 0 : (uint64_t)pause_ms * 1000000);
+			dead = __atomic_load_n(&c->dead, __ATOMIC_ACQUIRE);
+		}
+		fill(c, &w, dead);
+		if (poll(w.fds, SLOT_CHANNELS + w.nr_channels, dead ? pause_ms : -1) < 0)
 			continue; /* EINTR, or ENOMEM for a moment */
 		if (w.fds[SLOT_EVENT].revents & POLLIN &&
 		    read(c->watch_fd, &drop, sizeof(drop)) < 0)
@@ -151,7 +185,11 @@ void exl3_watcher_stop(struct exl3_client *c)
 	if (!c->watching)
 		return;
 	__atomic_store_n(&c->stop, 1, __ATOMIC_RELEASE);
-	poke(c);
+	exl3_watcher_poke(c);
+	/* It may be in the middle of an attempt, waiting for a reply. */
+	pthread_mutex_lock(&c->list);
+	shutdown(c->sock, SHUT_RDWR);
+	pthread_mutex_unlock(&c->list);
 	pthread_join(c->watcher, NULL);
 	c->watching = false;
 }
@@ -168,7 +206,7 @@ void exl3_watcher_add(struct exl3_channel *ch)
 		ch->next->prev = ch;
 	c->channels = ch;
 	pthread_mutex_unlock(&c->list);
-	poke(c);
+	exl3_watcher_poke(c);
 }
 
 void exl3_watcher_remove(struct exl3_channel *ch)
@@ -183,5 +221,5 @@ void exl3_watcher_remove(struct exl3_channel *ch)
 	if (ch->next)
 		ch->next->prev = ch->prev;
 	pthread_mutex_unlock(&c->list);
-	poke(c);
+	exl3_watcher_poke(c);
 }

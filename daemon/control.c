@@ -117,6 +117,7 @@ static const struct verb {
 						NOT_DRAIN},
 	[EXL3__REQUEST__BODY_CLOSE_CHANNEL] = {"close channel", exl3_verb_close_channel, 0},
 	[EXL3__REQUEST__BODY_CREATE_ARENA] = {"create arena", exl3_verb_create_arena, NOT_DRAIN},
+	[EXL3__REQUEST__BODY_ADOPT_ARENA] = {"adopt arena", exl3_verb_adopt_arena, NOT_DRAIN},
 	[EXL3__REQUEST__BODY_FREE_BUFFER] = {"free buffer", exl3_verb_free_buffer, 0},
 	[EXL3__REQUEST__BODY_REGISTER_MLA] = {"register mla", exl3_verb_register_mla, 0},
 	[EXL3__REQUEST__BODY_LOAD] = {"load", exl3_verb_load, ADMIN | NOT_DRAIN},

@@ -56,6 +56,7 @@ int exl3_verb_resolve(struct exl3_call *c);
 int exl3_verb_create_channel(struct exl3_call *c);
 int exl3_verb_close_channel(struct exl3_call *c);
 int exl3_verb_create_arena(struct exl3_call *c);
+int exl3_verb_adopt_arena(struct exl3_call *c);
 int exl3_verb_free_buffer(struct exl3_call *c);
 int exl3_verb_register_mla(struct exl3_call *c);
 void exl3_arena_job_forget(struct exl3_peer *peer);

@@ -6,7 +6,12 @@
 #include "daemon/log.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 
 #define ARENA_BYTES_MAX \
 	(1ull << 46) /* a reference has 48 bits of offset; sums stay far from overflow */
@@ -79,10 +84,40 @@ struct exl3_arena_job {
 	struct exl3_worker *w;
 	struct exl3_peer *peer; /* borrowed; NULL: it has left meanwhile */
 	size_t bytes;
+	int fd;                  /* owned; of an arena to adopt, else -1 */
+	bool adopted;
+	uint32_t want;           /* its number, 0 = any */
 	struct exl3_buffer *buf; /* owned until the peer has it */
 	int rc;
 	struct exl3_error err;
 };
+
+/* A descriptor that a client sends may be anything. Sealed, so that no access ends in a signal; of
+ * ordinary pages, as huge ones come from a pool that can be empty when a page is touched; with all its
+ * pages, as holes may have been punched. */
+static int check_arena_fd(int fd, size_t bytes, struct exl3_error *err)
+{
+	const int size_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+	struct stat st;
+	struct statfs fs;
+	int rc, seals = fcntl(fd, F_GET_SEALS), flags = fcntl(fd, F_GETFL);
+
+	if (seals < 0 || flags < 0 || fstat(fd, &st) < 0 || fstatfs(fd, &fs) < 0 ||
+	    !S_ISREG(st.st_mode) || fs.f_type != TMPFS_MAGIC)
+		return exl3_errf(err, -EINVAL, "arena: what was sent is no memfd of ordinary pages");
+	if (seals != size_seals || (flags & O_ACCMODE) != O_RDWR)
+		return exl3_errf(err, -EINVAL, "arena: what was sent is not sealed like an arena");
+	if (st.st_size < 0 || (uint64_t)st.st_size != bytes)
+		return exl3_errf(err, -EINVAL, "arena: %lld bytes were sent, announced were %zu",
+				 (long long)st.st_size, bytes);
+	do
+		rc = fallocate(fd, 0, 0, st.st_size) < 0 ? -errno : 0;
+	while (rc == -EINTR);
+	if (rc < 0)
+		return exl3_errf(err, rc == -ENOSPC ? -ENOMEM : rc,
+				 "arena: no memory for %zu bytes: %s", bytes, strerror(-rc));
+	return 0;
+}
 
 static void run_arena(struct exl3_job *job)
 {
@@ -90,18 +125,28 @@ static void run_arena(struct exl3_job *job)
 
 	if (exl3_fault("arena.new"))
 		a->rc = exl3_errf(&a->err, -ENOMEM, "arena: out of memory");
+	else if (a->fd >= 0)
+		a->rc = check_arena_fd(a->fd, a->bytes, &a->err);
 	else
 		a->rc = a->w->ops->arena_new(a->w->dev, a->bytes, &a->buf->arena, &a->err);
+	if (a->fd < 0 || a->rc < 0)
+		return;
+	a->rc = a->w->ops->arena_adopt(a->w->dev, a->fd, a->bytes, &a->buf->arena, &a->err);
+	if (a->rc == 0)
+		a->fd = -1;
 }
 
 static int arena_reply(struct exl3_call *c, void *arg)
 {
 	struct exl3_arena_job *a = arg;
 	Exl3__ArenaReply *reply = exl3_call_alloc(sizeof(*reply));
-	uint32_t id = reply ? exl3_peer_add_buffer(c->peer, a->buf) : 0;
+	uint32_t id = reply ? exl3_peer_add_buffer(c->peer, a->buf, a->want) : 0;
 
 	if (!reply)
 		return exl3_call_nomem(c);
+	if (!id && a->want)
+		return exl3_errf(&c->err, -EEXIST, "arena: the number %u is in use or none",
+				 a->want);
 	if (!id)
 		return exl3_errf(&c->err, -EDQUOT, "a client may have %u buffers",
 				 EXL3_BUFFERS_MAX);
@@ -110,8 +155,10 @@ static int arena_reply(struct exl3_call *c, void *arg)
 	reply->bytes = a->buf->bytes;
 	c->reply->body_case = EXL3__REPLY__BODY_ARENA;
 	c->reply->arena = reply;
-	c->fds[0] = a->buf->arena->fd;
-	c->nr_fds = 1;
+	if (!a->adopted) {
+		c->fds[0] = a->buf->arena->fd;
+		c->nr_fds = 1;
+	}
 	a->buf = NULL;
 	return 0;
 }
@@ -140,6 +187,8 @@ static void done_arena(struct exl3_job *job)
 		free(a->buf->owner);
 		free(a->buf);
 	}
+	if (a->fd >= 0)
+		exl3_loop_close(a->w->loop, &a->fd);
 	free(a);
 }
 
@@ -150,10 +199,11 @@ void exl3_arena_job_forget(struct exl3_peer *peer)
 	peer->wait_arena = NULL;
 }
 
-int exl3_verb_create_arena(struct exl3_call *c)
+/* @fd: taken over on success; -1: a new one. */
+static int arena_start(struct exl3_call *c, uint64_t bytes, int *fd, uint32_t want)
 {
 	struct exl3_peer *peer = c->peer;
-	uint64_t bytes = c->req->create_arena->bytes, max = c->w->cfg->arena_max;
+	uint64_t max = c->w->cfg->arena_max;
 	struct exl3_arena_job *a;
 
 	if (bytes == 0)
@@ -181,6 +231,9 @@ int exl3_verb_create_arena(struct exl3_call *c)
 	a->w = c->w;
 	a->peer = peer;
 	a->bytes = bytes;
+	a->want = want;
+	a->adopted = *fd >= 0;
+	a->fd = exl3_take_fd(fd);
 	a->job.run = run_arena;
 	a->job.done = done_arena;
 	peer->arena_bytes += bytes;
@@ -188,6 +241,28 @@ int exl3_verb_create_arena(struct exl3_call *c)
 	peer->waiting = EXL3_WAIT_ARENA;
 	exl3_jobs_add(c->w->memory, &a->job);
 	return 0;
+}
+
+int exl3_verb_create_arena(struct exl3_call *c)
+{
+	int fd = -1;
+
+	return arena_start(c, c->req->create_arena->bytes, &fd, 0);
+}
+
+int exl3_verb_adopt_arena(struct exl3_call *c)
+{
+	const Exl3__AdoptArena *req = c->req->adopt_arena;
+
+	if (c->nr_req_fds != 1)
+		return exl3_errf(&c->err, -EINVAL, "arena: %u descriptors, it takes one",
+				 c->nr_req_fds);
+	if (req->bytes % 4096)
+		return exl3_errf(&c->err, -EINVAL, "arena: %llu bytes are not whole pages",
+				 (unsigned long long)req->bytes);
+	if (!c->w->ops->arena_adopt)
+		return exl3_errf(&c->err, -EOPNOTSUPP, "arena: this backend adopts none");
+	return arena_start(c, req->bytes, &c->req_fds[0], req->buffer);
 }
 
 int exl3_verb_free_buffer(struct exl3_call *c)
@@ -226,7 +301,7 @@ int exl3_verb_register_mla(struct exl3_call *c)
 	if (rc < 0)
 		return rc;
 	exl3__handle__init(reply);
-	rc = exl3_handle_add(c->peer, &h, &reply->handle, &c->err);
+	rc = exl3_handle_add_as(c->peer, &h, m->handle, &reply->handle, &c->err);
 	if (rc < 0)
 		return rc;
 	c->reply->body_case = EXL3__REPLY__BODY_HANDLE;

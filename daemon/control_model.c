@@ -141,7 +141,8 @@ int exl3_verb_list_models(struct exl3_call *c)
 
 int exl3_verb_open_model(struct exl3_call *c)
 {
-	const char *name = c->req->open_model->name;
+	const Exl3__OpenModel *req = c->req->open_model;
+	const char *name = req->name;
 	struct exl3_registered *reg = exl3_models_find(&c->w->models, name);
 	struct exl3_handle h = {.type = EXL3_HANDLE_MODEL, .model = reg};
 	struct page page;
@@ -156,7 +157,7 @@ int exl3_verb_open_model(struct exl3_call *c)
 		return rc;
 	if (page_init(&page) < 0 || exl3_model_message(reg, SKIPPED_LISTED, &m) < 0)
 		return exl3_call_nomem(c);
-	rc = exl3_handle_add(c->peer, &h, &m->handle, &c->err);
+	rc = exl3_handle_add_as(c->peer, &h, req->handle, &m->handle, &c->err);
 	if (rc < 0)
 		return rc;
 	page_add(&page, m);
@@ -346,7 +347,7 @@ int exl3_verb_open_module(struct exl3_call *c)
 		return rc;
 	if (page_init(&page) < 0 || module_message(h.model->model, h.desc, &m) < 0)
 		return exl3_call_nomem(c);
-	rc = exl3_handle_add(c->peer, &h, &m->handle, &c->err);
+	rc = exl3_handle_add_as(c->peer, &h, req->handle, &m->handle, &c->err);
 	if (rc < 0)
 		return rc;
 	page_add(&page, m);

@@ -48,6 +48,38 @@ static int grow_handles(struct exl3_peer *peer)
 	return 0;
 }
 
+static void handle_fill(struct exl3_peer *peer, uint32_t slot, const struct exl3_handle *h,
+			uint16_t generation)
+{
+	peer->handles[slot] = *h;
+	peer->handles[slot].generation = generation;
+	if (h->model)
+		exl3_registered_get(h->model);
+	if (h->type == EXL3_HANDLE_MODEL)
+		h->model->opened++;
+	peer->nr_open[h->type]++;
+}
+
+int exl3_handle_add_as(struct exl3_peer *peer, const struct exl3_handle *h, uint32_t want,
+		       uint32_t *ret, struct exl3_error *err)
+{
+	uint32_t slot = want & ((1u << SLOT_BITS) - 1);
+
+	if (!want)
+		return exl3_handle_add(peer, h, ret, err);
+	if (!(want >> SLOT_BITS) || slot >= EXL3_HANDLES_MAX)
+		return exl3_errf(err, -EINVAL, "%u is no handle", want);
+	while (slot >= peer->nr_handles) {
+		if (exl3_fault("peer.handles") || grow_handles(peer) < 0)
+			return exl3_errf(err, -ENOMEM, "handles: out of memory");
+	}
+	if (peer->handles[slot].type != EXL3_HANDLE_NONE)
+		return exl3_errf(err, -EEXIST, "handle %u: its place is taken", want);
+	handle_fill(peer, slot, h, (uint16_t)(want >> SLOT_BITS));
+	*ret = want;
+	return 0;
+}
+
 int exl3_handle_add(struct exl3_peer *peer, const struct exl3_handle *h, uint32_t *ret,
 		    struct exl3_error *err)
 {
@@ -64,13 +96,7 @@ int exl3_handle_add(struct exl3_peer *peer, const struct exl3_handle *h, uint32_
 	generation = (uint16_t)(peer->handles[slot].generation + 1);
 	if (!generation)
 		generation = 1; /* so that no handle is 0 */
-	peer->handles[slot] = *h;
-	peer->handles[slot].generation = generation;
-	if (h->model)
-		exl3_registered_get(h->model);
-	if (h->type == EXL3_HANDLE_MODEL)
-		h->model->opened++;
-	peer->nr_open[h->type]++;
+	handle_fill(peer, slot, h, generation);
 	peer->free_hint = slot + 1;
 	*ret = (uint32_t)generation << SLOT_BITS | slot;
 	return 0;
@@ -119,8 +145,22 @@ int exl3_peer_target(void *arg, uint32_t handle, struct exl3_target *ret)
 
 /* ---- buffers ---- */
 
-uint32_t exl3_peer_add_buffer(struct exl3_peer *peer, struct exl3_buffer *buf)
+static uint32_t add_buffer_as(struct exl3_peer *peer, struct exl3_buffer *buf, uint32_t want)
 {
+	uint32_t slot = want & ((1u << BUFFER_SLOT_BITS) - 1), generation = want >> BUFFER_SLOT_BITS;
+
+	if (slot >= EXL3_BUFFERS_MAX || !generation || generation > 63 || peer->buffers[slot])
+		return 0;
+	peer->buffers[slot] = buf;
+	peer->nr_buffers++;
+	peer->buffer_generation[slot] = (uint8_t)generation;
+	return want;
+}
+
+uint32_t exl3_peer_add_buffer(struct exl3_peer *peer, struct exl3_buffer *buf, uint32_t want)
+{
+	if (want)
+		return add_buffer_as(peer, buf, want);
 	for (uint32_t slot = 0; slot < EXL3_BUFFERS_MAX; slot++) {
 		if (peer->buffers[slot])
 			continue;

@@ -79,14 +79,19 @@ void exl3_peer_set_name(struct exl3_peer *peer, const char *name);
 /* -EDQUOT, -ENOMEM. @h: copied; a model in it is counted. */
 int exl3_handle_add(struct exl3_peer *peer, const struct exl3_handle *h, uint32_t *ret,
 		    struct exl3_error *err);
+/* The same, but under the number @want that an earlier worker gave; 0: any. -EINVAL: no worker would have
+ * given it, -EEXIST: in use. */
+int exl3_handle_add_as(struct exl3_peer *peer, const struct exl3_handle *h, uint32_t want,
+		       uint32_t *ret, struct exl3_error *err);
 /* NULL: no such handle. Valid until the next add or close. */
 struct exl3_handle *exl3_handle_find(struct exl3_peer *peer, uint32_t handle);
 void exl3_handle_close(struct exl3_peer *peer, struct exl3_handle *h);
 
 /* ---- buffers ---- */
 
-/* Keeps the reference that @buf comes with; 0: all are in use. */
-uint32_t exl3_peer_add_buffer(struct exl3_peer *peer, struct exl3_buffer *buf);
+/* Keeps the reference that @buf comes with; 0: all are in use. @want: the number that an earlier worker gave
+ * it, or 0; 0 comes back if it is in use or impossible. */
+uint32_t exl3_peer_add_buffer(struct exl3_peer *peer, struct exl3_buffer *buf, uint32_t want);
 struct exl3_buffer *exl3_peer_buffer(void *peer, uint32_t id);  /* NULL: no such buffer */
 int exl3_peer_drop_buffer(struct exl3_peer *peer, uint32_t id); /* -ENOENT */
 /* One reference, no memory yet; to be freed by exl3_buffer_free() once it has an arena. */

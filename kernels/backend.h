@@ -239,6 +239,10 @@ struct exl3_backend_ops {
 	/* Zeroed, size sealed, mapped on both sides. */
 	int (*arena_new)(struct exl3_dev *dev, size_t bytes, struct exl3_arena **ret,
 			 struct exl3_error *err);
+	/* Maps an arena that an earlier worker made, from its fd (takes the fd on success). @fd is checked:
+	 * a memfd of @bytes, whole pages, sealed in size, all there. Optional. */
+	int (*arena_adopt)(struct exl3_dev *dev, int fd, size_t bytes, struct exl3_arena **ret,
+			   struct exl3_error *err);
 	struct exl3_arena *(*arena_free)(struct exl3_arena *arena); /* after the last work on it */
 	/* Optional (NULL): the device has no memory of its own. Zeroed memory of the device, for both sides. */
 	int (*device_arena_new)(struct exl3_dev *dev, size_t bytes, struct exl3_arena **ret,

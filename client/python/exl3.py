@@ -84,6 +84,7 @@ def _declare(lib):
         "connect": (C.c_int, [C.c_char_p, C.c_char_p, out]),
         "close": (p, [p]),
         "alive": (C.c_bool, [p]),
+        "reconnect": (C.c_int, [p, u64]),
         "model_open": (C.c_int, [p, C.c_char_p, out]),
         "model_fingerprint": (C.c_char_p, [p]),
         "module_open": (C.c_int, [p, C.c_char_p, u, out]),
@@ -151,8 +152,12 @@ class Client:
 
     @property
     def alive(self):
-        """False once the daemon's worker has gone: connect again."""
+        """False from the end of the daemon's worker until all that is open is there again."""
         return _lib.exl3_alive(self._p)
+
+    def reconnect(self, timeout_ns=FOREVER):
+        """Waits until all that is open is there again. Error: ETIMEDOUT, or ESTALE if a model's content has changed."""
+        _check(_lib.exl3_reconnect(self._live(), timeout_ns))
 
     def _live(self):
         if not self._p:

@@ -321,6 +321,30 @@ static int cpu_arena_new(struct exl3_dev *dev, size_t bytes, struct exl3_arena *
 	return 0;
 }
 
+static int cpu_arena_adopt(struct exl3_dev *dev, int fd, size_t bytes, struct exl3_arena **ret,
+			   struct exl3_error *err)
+{
+	exl3_auto(exl3_freep) struct exl3_arena *arena = calloc(1, sizeof(*arena));
+	int code;
+
+	if (!arena)
+		return exl3_errf(err, -ENOMEM, "cpu: out of memory");
+	/* Its pages are there: against the limit only, not against what the machine has left. */
+	if (dev->memory_max && (dev->slab_bytes + dev->arena_bytes > dev->memory_max ||
+				bytes > dev->memory_max - dev->slab_bytes - dev->arena_bytes))
+		return check_memory(dev, "an arena", bytes, err);
+	code = map_shared(dev, fd, bytes, &arena->host_ptr);
+	if (code)
+		return exl3_errf(err, code, "cpu: cannot map an adopted arena: %m");
+	arena->dev = dev;
+	arena->bytes = bytes;
+	arena->fd = fd;
+	arena->dev_ptr = arena->host_ptr;
+	dev->arena_bytes += bytes;
+	*ret = exl3_take_ptr(&arena);
+	return 0;
+}
+
 static struct exl3_arena *cpu_arena_free(struct exl3_arena *arena)
 {
 	if (!arena)
@@ -528,6 +552,7 @@ const struct exl3_backend_ops exl3_backend_cpu = {
 	.staging_new = cpu_staging_new,
 	.staging_free = cpu_staging_free,
 	.arena_new = cpu_arena_new,
+	.arena_adopt = cpu_arena_adopt,
 	.arena_free = cpu_arena_free,
 	.moe_plan = NULL,
 	.moe_plan_free = NULL,

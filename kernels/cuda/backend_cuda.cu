@@ -424,6 +424,7 @@ const struct exl3_backend_ops exl3_backend_cuda = {
 	exl3_cuda_staging_new,
 	exl3_cuda_staging_free,
 	exl3_cuda_arena_new,
+	exl3_cuda_arena_adopt,
 	exl3_cuda_arena_free,
 	exl3_cuda_device_arena_new,
 	exl3_cuda_import,

@@ -118,6 +118,8 @@ void *exl3_cuda_staging_new(struct exl3_dev *dev, size_t bytes);
 void exl3_cuda_staging_free(struct exl3_dev *dev, void *ptr, size_t bytes);
 int exl3_cuda_arena_new(struct exl3_dev *dev, size_t bytes, struct exl3_arena **ret,
 			struct exl3_error *err);
+int exl3_cuda_arena_adopt(struct exl3_dev *dev, int fd, size_t bytes, struct exl3_arena **ret,
+			  struct exl3_error *err);
 struct exl3_arena *exl3_cuda_arena_free(struct exl3_arena *arena);
 CUmemAllocationProp exl3_cuda_vmm_prop(const struct exl3_dev *dev);
 /* @bytes rounded up to the granularity of exportable memory. */

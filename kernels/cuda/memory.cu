@@ -385,11 +385,73 @@ struct exl3_arena *exl3_cuda_arena_free(struct exl3_arena *arena)
 	return NULL;
 }
 
+/* Maps arena->fd and registers it with the driver; on failure the caller frees @arena. */
+static int arena_register(struct exl3_arena *arena, struct exl3_error *err)
+{
+	void *dev_ptr = NULL;
+	int code;
+
+	arena->host_ptr = mmap(NULL, arena->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, arena->fd, 0);
+	if (arena->host_ptr == MAP_FAILED) {
+		arena->host_ptr = NULL;
+		return exl3_errf(err, -errno, "arena: mmap: %m");
+	}
+	cudaSetDevice(arena->dev->ordinal);
+	code = exl3_cuda_err(err,
+			     cudaHostRegister(arena->host_ptr, arena->bytes,
+					      cudaHostRegisterMapped | cudaHostRegisterPortable),
+			     "arena: cudaHostRegister");
+	if (code)
+		return code;
+	code = exl3_cuda_err(err, cudaHostGetDevicePointer(&dev_ptr, arena->host_ptr, 0),
+			     "arena: cudaHostGetDevicePointer");
+	if (code) {
+		cudaHostUnregister(arena->host_ptr);
+		return code;
+	}
+	arena->dev_ptr = dev_ptr;
+	__atomic_add_fetch(&arena->dev->arena_bytes, arena->bytes, __ATOMIC_RELAXED);
+	return 0;
+}
+
+static int check_host_memory(struct exl3_dev *dev, size_t bytes, struct exl3_error *err)
+{
+	uint64_t held = __atomic_load_n(&dev->arena_bytes, __ATOMIC_RELAXED);
+
+	if (!dev->host_memory_max || (held <= dev->host_memory_max && bytes <= dev->host_memory_max - held))
+		return 0;
+	return exl3_errf(err, -ENOMEM, "arena: %zu bytes, but memory-max allows %llu and %llu are held",
+			 bytes, (unsigned long long)dev->host_memory_max, (unsigned long long)held);
+}
+
+int exl3_cuda_arena_adopt(struct exl3_dev *dev, int fd, size_t bytes, struct exl3_arena **ret,
+			  struct exl3_error *err)
+{
+	struct exl3_arena *arena;
+	int code = check_host_memory(dev, bytes, err);
+
+	if (code)
+		return code;
+	arena = (struct exl3_arena *)calloc(1, sizeof(*arena));
+	if (!arena)
+		return exl3_errf(err, -ENOMEM, "arena: out of memory");
+	arena->dev = dev;
+	arena->bytes = bytes;
+	arena->fd = fd;
+	code = arena_register(arena, err);
+	if (code) {
+		arena->fd = -1; /* still the caller's */
+		exl3_cuda_arena_free(arena);
+		return code;
+	}
+	*ret = arena;
+	return 0;
+}
+
 int exl3_cuda_arena_new(struct exl3_dev *dev, size_t bytes, struct exl3_arena **ret,
 			struct exl3_error *err)
 {
 	struct exl3_arena *arena = (struct exl3_arena *)calloc(1, sizeof(*arena));
-	void *dev_ptr = NULL;
 	int code;
 
 	if (!arena)
@@ -397,13 +459,9 @@ int exl3_cuda_arena_new(struct exl3_dev *dev, size_t bytes, struct exl3_arena **
 	arena->dev = dev;
 	arena->bytes = bytes;
 	arena->fd = -1;
-	if (dev->host_memory_max &&
-	    bytes > dev->host_memory_max - __atomic_load_n(&dev->arena_bytes, __ATOMIC_RELAXED)) {
-		code = exl3_errf(err, -ENOMEM, "arena: %zu bytes, but memory-max allows %llu and %llu are held",
-				 bytes, (unsigned long long)dev->host_memory_max,
-				 (unsigned long long)__atomic_load_n(&dev->arena_bytes, __ATOMIC_RELAXED));
+	code = check_host_memory(dev, bytes, err);
+	if (code)
 		goto fail;
-	}
 	arena->fd = memfd_create("exl3-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (arena->fd < 0) {
 		code = exl3_errf(err, -errno, "arena: memfd_create: %m");
@@ -419,27 +477,9 @@ int exl3_cuda_arena_new(struct exl3_dev *dev, size_t bytes, struct exl3_arena **
 		code = exl3_errf(err, -errno, "arena: cannot seal: %m");
 		goto fail;
 	}
-	arena->host_ptr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, arena->fd, 0);
-	if (arena->host_ptr == MAP_FAILED) {
-		arena->host_ptr = NULL;
-		code = exl3_errf(err, -errno, "arena: mmap: %m");
-		goto fail;
-	}
-	cudaSetDevice(dev->ordinal);
-	code = exl3_cuda_err(err,
-			     cudaHostRegister(arena->host_ptr, bytes,
-					      cudaHostRegisterMapped | cudaHostRegisterPortable),
-			     "arena: cudaHostRegister");
+	code = arena_register(arena, err);
 	if (code)
 		goto fail;
-	code = exl3_cuda_err(err, cudaHostGetDevicePointer(&dev_ptr, arena->host_ptr, 0),
-			     "arena: cudaHostGetDevicePointer");
-	if (code) {
-		cudaHostUnregister(arena->host_ptr);
-		goto fail;
-	}
-	arena->dev_ptr = dev_ptr;
-	__atomic_add_fetch(&dev->arena_bytes, bytes, __ATOMIC_RELAXED);
 	*ret = arena;
 	return 0;
 fail:

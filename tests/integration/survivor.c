@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * survivor.c - a client of libexl3 that goes on when the daemon's worker is killed, and checks every result.
+ *
+ * usage: survivor SOCKET MODEL MODULE THREADS [manual|paused]
+ * Prints "ready" when every thread has its reference results (paused: and then does nothing until a line comes on
+ * stdin). Goes on until its stdin ends, then prints one line of JSON. Exit status 0: no result was wrong, no request was lost, arenas kept their contents.
+ *
+ * All threads share one arena; each has a channel of its own and up to 8 requests in flight, of different
+ * inputs. The same request always has the same bits, so a result is compared with the first one for its input.
+ */
+#include <errno.h>
+#include <exl3.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/poll.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SLOTS       8u
+#define THREADS_MAX 16u
+#define ROWS        3u
+#define WAIT_NS     60000000000u
+
+static struct exl3_client *client;
+static struct exl3_module *mod;
+static struct exl3_arena *arena;
+static struct exl3_module_info info;
+static uint32_t stop, ready, paused; /* atomic */
+
+struct worker {
+	pthread_t thread;
+	unsigned index;
+	float *x[SLOTS], *y[SLOTS], *want[SLOTS]; /* want: private */
+	uint64_t requests, stale, reconnects, wrong, lost, worst_ns;
+};
+
+static _Noreturn void die(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+static void die(const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	vfprintf(stderr, fmt, ap);
+	va_end(ap);
+	fprintf(stderr, " (last error: %s)\n", exl3_last_error());
+	exit(1);
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+static size_t y_bytes(void)
+{
+	return 4ull * ROWS * info.n_logical;
+}
+
+static void fill(struct worker *w, unsigned slot)
+{
+	for (size_t i = 0; i < (size_t)ROWS * info.k_logical; i++)
+		w->x[slot][i] = (float)((i * 37 + slot * 11 + w->index * 5) % 64) / 32 - 1;
+}
+
+static bool same_input(struct worker *w, unsigned slot)
+{
+	for (size_t i = 0; i < (size_t)ROWS * info.k_logical; i++)
+		if (w->x[slot][i] != (float)((i * 37 + slot * 11 + w->index * 5) % 64) / 32 - 1)
+			return false;
+	return true;
+}
+
+/* false: the worker is gone. */
+static bool send(struct exl3_channel *ch, struct worker *w, unsigned slot)
+{
+	struct exl3_sqe *sqe = exl3_sq_get(ch);
+
+	if (!sqe)
+		return false;
+	memset(w->y[slot], 0xff, y_bytes());
+	exl3_prep_linear(sqe, mod, exl3_arena_ref(arena, w->x[slot]), EXL3_F32,
+			 exl3_arena_ref(arena, w->y[slot]), EXL3_F32, ROWS);
+	sqe->user_data = slot;
+	return exl3_submit(ch) == 1;
+}
+
+static void check(struct worker *w, unsigned slot, bool first)
+{
+	if (first)
+		memcpy(w->want[slot], w->y[slot], y_bytes());
+	else if (memcmp(w->want[slot], w->y[slot], y_bytes()))
+		w->wrong++;
+}
+
+/* Everything outstanding ends, each request once. Returns false if the worker is gone. */
+static bool drain(struct exl3_channel *ch, struct worker *w, unsigned sent, bool first)
+{
+	bool seen[SLOTS] = {false}, alive = true;
+	struct exl3_cqe cqe;
+
+	for (unsigned i = 0; i < sent; i++) {
+		int r = exl3_wait(ch, &cqe, WAIT_NS);
+
+		if (r != 1) {
+			w->lost += sent - i;
+			return false;
+		}
+		if (cqe.user_data >= sent || seen[cqe.user_data])
+			die("completion of a request that was not sent: %llu",
+			    (unsigned long long)cqe.user_data);
+		seen[cqe.user_data] = true;
+		w->requests++;
+		if (cqe.result == 0) {
+			check(w, (unsigned)cqe.user_data, first);
+		} else if (cqe.result == -ESTALE) {
+			w->stale++;
+			alive = false;
+		} else {
+			die("result %d: %s", cqe.result, exl3_result_text(&cqe));
+		}
+	}
+	return alive;
+}
+
+static void *work(void *arg)
+{
+	struct worker *w = arg;
+	struct exl3_channel *ch = NULL;
+	uint64_t down = 0;
+	bool first = true;
+	int e;
+
+	if (exl3_channel_new(client, 16, &ch) < 0)
+		die("no channel");
+	while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
+		unsigned sent = 0;
+		bool alive = true;
+
+		while (sent < SLOTS && (alive = send(ch, w, sent)))
+			sent++;
+		alive &= drain(ch, w, sent, first);
+		if (alive && down) {
+			uint64_t ns = now_ns() - down;
+
+			w->worst_ns = ns > w->worst_ns ? ns : w->worst_ns;
+			down = 0;
+		}
+		if (alive && first) {
+			first = false;
+			__atomic_add_fetch(&ready, 1, __ATOMIC_SEQ_CST);
+			while (__atomic_load_n(&paused, __ATOMIC_SEQ_CST))
+				poll(NULL, 0, 1);
+		}
+		if (alive)
+			continue;
+		if (!down) {
+			down = now_ns();
+			w->reconnects++;
+		}
+		e = exl3_reconnect(client, WAIT_NS);
+		if (e < 0)
+			die("exl3_reconnect: %d", e);
+		for (unsigned i = 0; i < SLOTS; i++)
+			if (!same_input(w, i))
+				die("the arena has lost its contents");
+	}
+	exl3_channel_free(ch);
+	return NULL;
+}
+
+static void set_up(struct worker *w, unsigned index)
+{
+	w->index = index;
+	for (unsigned i = 0; i < SLOTS; i++) {
+		w->x[i] = exl3_arena_alloc(arena, 4ull * ROWS * info.k_logical);
+		w->y[i] = exl3_arena_alloc(arena, y_bytes());
+		w->want[i] = malloc(y_bytes());
+		if (!w->x[i] || !w->y[i] || !w->want[i])
+			die("no memory");
+		fill(w, i);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	static struct worker w[THREADS_MAX];
+	unsigned n = argc > 4 ? (unsigned)atoi(argv[4]) : 0;
+	struct exl3_model *model;
+	struct worker all = {0};
+	char c;
+
+	paused = argc > 5 && !strcmp(argv[5], "paused");
+	if (n < 1 || n > THREADS_MAX) {
+		fprintf(stderr, "usage: survivor SOCKET MODEL MODULE THREADS [manual]\n");
+		return 2;
+	}
+	if (exl3_connect_flags(argv[1], "survivor", argc > 5 && !strcmp(argv[5], "manual") ? EXL3_CONNECT_MANUAL : 0, &client) < 0 ||
+	    exl3_model_open(client, argv[2], &model) < 0 ||
+	    exl3_module_open(model, argv[3], EXL3_KIND_LINEAR, &mod) < 0)
+		die("cannot open %s of %s", argv[3], argv[2]);
+	exl3_model_close(model); /* a module does not need it */
+	exl3_module_get_info(mod, &info);
+	if (exl3_arena_new(client,
+			   n * SLOTS * (y_bytes() + 4ull * ROWS * info.k_logical + 128), &arena) < 0)
+		die("no arena");
+	for (unsigned i = 0; i < n; i++)
+		set_up(&w[i], i);
+	for (unsigned i = 0; i < n; i++)
+		if (pthread_create(&w[i].thread, NULL, work, &w[i]))
+			die("no thread");
+	while (__atomic_load_n(&ready, __ATOMIC_SEQ_CST) < n)
+		poll(NULL, 0, 1);
+	puts("ready");
+	fflush(stdout);
+	while (read(STDIN_FILENO, &c, 1) == 1)
+		__atomic_store_n(&paused, 0, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
+	for (unsigned i = 0; i < n; i++) {
+		pthread_join(w[i].thread, NULL);
+		all.requests += w[i].requests;
+		all.stale += w[i].stale;
+		all.reconnects += w[i].reconnects;
+		all.wrong += w[i].wrong;
+		all.lost += w[i].lost;
+		all.worst_ns = w[i].worst_ns > all.worst_ns ? w[i].worst_ns : all.worst_ns;
+	}
+	printf("{\"requests\": %llu, \"stale\": %llu, \"reconnects\": %llu, \"wrong\": %llu, \"lost\": %llu, "
+	       "\"worst_ms\": %.1f}\n",
+	       (unsigned long long)all.requests, (unsigned long long)all.stale,
+	       (unsigned long long)all.reconnects, (unsigned long long)all.wrong,
+	       (unsigned long long)all.lost, (double)all.worst_ns / 1e6);
+	exl3_close(client);
+	return all.wrong || all.lost ? 1 : 0;
+}

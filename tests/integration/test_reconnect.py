@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients that go on when the worker is gone: everything they had open is there again, or they are told why not."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+from harness import WAIT, check, equal, wait_for
+
+MODEL, MODULE = "tiny-llama", "model.layers.0.mlp.down_proj"
+
+
+def survivor(env, d, threads, *args):
+    proc = env.spawn(env.program("tests/integration/survivor"), d.sock, MODEL, MODULE, str(threads), *args,
+                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    line = proc.stdout.readline().strip()
+    if line != "ready":
+        check(False, f"survivor: {line} {proc.stderr.read()}")
+    return proc
+
+
+def end(proc, what):
+    out, err = proc.communicate(timeout=2 * WAIT)
+    equal(proc.returncode, 0, f"{what} ({out.strip()} {err.strip()})")
+    return json.loads(out)
+
+
+def kill_worker(d, known):
+    pid = wait_for(lambda: new_worker(d, known), "a worker")
+    os.kill(pid, signal.SIGKILL)
+    known.append(pid)
+
+
+def new_worker(d, known):
+    rc, out, _ = d.ctl("status", "--json")
+    pid = json.loads(out)["worker_pid"] if rc == 0 else 0
+    return pid if pid not in known else 0
+
+
+def test_goes_on_after_the_worker_is_killed(env):
+    d = env.daemon((f"{MODEL}={env.model(MODEL)}",), ["--restart-limit", "20", "--restart-window", "600"])
+    before = d.settled()
+    rounds = 2 if env.short else 4
+    procs = [survivor(env, d, 3), survivor(env, d, 1, "manual")]
+    killed = []
+    for _ in range(rounds):
+        kill_worker(d, killed)
+        d.wait_ready()
+        time.sleep(0.3)
+    for proc in procs:
+        got = end(proc, "survivor")
+        # A thread that was between two rounds may have slept through one restart, never through all.
+        check(got["reconnects"] >= rounds, f"{got['reconnects']} reconnections for {rounds} restarts")
+        check(got["stale"] > 0, "nothing was outstanding")
+    equal(d.status()["errors"], 0, "errors at the last worker")
+    after = d.settled()
+    equal(after["fds"], before["fds"], "descriptors of the last worker when the clients have left")
+
+
+def test_other_content(env):
+    """The model was loaded anew with other content: the client is told, and no request of it is served."""
+    folder = env.path("swapped")
+    shutil.copytree(env.model(MODEL), folder)
+    d = env.daemon((f"{MODEL}={folder}",))
+    proc = survivor(env, d, 2, "paused")
+    d.ctl_ok("unload", MODEL)
+    d.ctl_ok("load", f"{MODEL}={env.model('tiny-deepseek')}")
+    kill_worker(d, [])
+    d.wait_ready()
+    _, err = proc.communicate("go\n", timeout=WAIT)
+    equal(proc.returncode, 1, "status")
+    check("exl3_reconnect: -116" in err and "other content" in err, f"it says: {err}")
+
+
+def test_adopted_memory_is_checked(env):
+    d = env.daemon((f"{MODEL}={env.model(MODEL)}",))
+    before = d.settled()
+    rc, out, err = env.run(env.program("tests/integration/adopt"), d.sock, MODEL, "model.layers.0.mlp.down_proj")
+    equal(rc, 0, f"adopt ({out.strip()} {err.strip()})")
+    d.wait_held(before, "after adopt")
