@@ -69,8 +69,10 @@ def test_other_content(env):
     d.ctl_ok("load", f"{MODEL}={env.model('tiny-deepseek')}")
     kill_worker(d, [])
     d.wait_ready()
-    _, err = proc.communicate("go\n", timeout=WAIT)
-    equal(proc.returncode, 1, "status")
+    proc.stdin.write("go\n")
+    proc.stdin.flush()
+    equal(proc.wait(WAIT), 1, "status")
+    err = proc.stderr.read()
     check("exl3_reconnect: -116" in err and "other content" in err, f"it says: {err}")
 
 
