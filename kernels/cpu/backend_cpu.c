@@ -333,7 +333,7 @@ static int cpu_arena_adopt(struct exl3_dev *dev, int fd, size_t bytes, struct ex
 	if (dev->memory_max && (dev->slab_bytes + dev->arena_bytes > dev->memory_max ||
 				bytes > dev->memory_max - dev->slab_bytes - dev->arena_bytes))
 		return check_memory(dev, "an arena", bytes, err);
-	code = map_shared(dev, fd, bytes, &arena->host_ptr);
+	code = map_shared(dev, fd, bytes, PROT_READ | PROT_WRITE, &arena->host_ptr);
 	if (code)
 		return exl3_errf(err, code, "cpu: cannot map an adopted arena: %m");
 	arena->dev = dev;
