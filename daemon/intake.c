@@ -24,7 +24,8 @@ struct exl3_intake {
 	struct exl3_dev *dev;
 	struct exl3_slab *slab;
 	int tensor_fd;
-	XXH3_state_t *state;         /* owned; of the tensor that is coming in */
+	XXH3_state_t *state;         /* owned; of the piece that is coming in */
+	XXH3_state_t *outer;         /* owned; of the pieces' hashes of the tensor that is coming in */
 	XXH128_canonical_t **hashes; /* owned; [file][tensor] */
 	char *vectors;               /* owned, VECTOR_BYTES of staging memory */
 	size_t vectors_used;         /* since the last sync */
@@ -39,11 +40,13 @@ int exl3_intake_new(struct exl3_plan *plan, const struct exl3_backend_ops *ops,
 	bool ok = in != NULL;
 
 	if (ok) {
-		*in = (struct exl3_intake){plan, ops, dev, slab, tensor_fd, NULL, NULL, NULL, 0};
+		*in = (struct exl3_intake){plan, ops, dev, slab, tensor_fd,
+					   NULL, NULL, NULL, NULL, 0};
 		in->state = XXH3_createState();
+		in->outer = XXH3_createState();
 		in->hashes = calloc(ckpt->nr_files + 1, sizeof(*in->hashes));
 		in->vectors = ops->staging_new(dev, VECTOR_BYTES);
-		ok = in->state && in->hashes && in->vectors;
+		ok = in->state && in->outer && in->hashes && in->vectors;
 	}
 	for (uint32_t f = 0; ok && f < ckpt->nr_files; f++) {
 		in->hashes[f] = calloc(ckpt->files[f].nr_tensors + 1, sizeof(**in->hashes));
@@ -68,6 +71,7 @@ struct exl3_intake *exl3_intake_free(struct exl3_intake *in)
 		free(in->hashes[f]);
 	free(in->hashes);
 	XXH3_freeState(in->state);
+	XXH3_freeState(in->outer);
 	if (in->vectors)
 		in->ops->staging_free(in->dev, in->vectors, VECTOR_BYTES);
 	free(in);
@@ -127,6 +131,83 @@ static uint32_t get_u32(const void *p, size_t i)
 	return le32toh(v);
 }
 
+/* ---- hashes ---- */
+
+static bool stored_as_it_is(const struct exl3_plan_item *item)
+{
+	return item->use == EXL3_USE_PLAIN || item->use == EXL3_USE_TRELLIS ||
+	       item->use == EXL3_USE_SCALE;
+}
+
+static void piece_done(struct exl3_intake *in, uint32_t file, uint32_t index, uint64_t nr,
+		       XXH128_hash_t h)
+{
+	const struct exl3_st_tensor *t = &in->plan->ckpt->files[file].tensors[index];
+	const struct exl3_plan_item *item = &in->plan->items[file][index];
+	uint64_t pieces = exl3_pieces_of(t->bytes);
+	XXH128_canonical_t c;
+
+	XXH128_canonicalFromHash(&c, h);
+	if (stored_as_it_is(item))
+		memcpy(in->plan->pieces[item->piece + nr], c.digest, EXL3_PIECE_HASH);
+	if (pieces == 1) {
+		in->hashes[file][index] = c;
+		return;
+	}
+	if (nr == 0)
+		XXH3_128bits_reset(in->outer);
+	XXH3_128bits_update(in->outer, c.digest, sizeof(c.digest));
+	if (nr + 1 == pieces)
+		XXH128_canonicalFromHash(&in->hashes[file][index],
+					 XXH3_128bits_digest(in->outer));
+}
+
+/* A tensor's hash is that of its piece or, if it has several, of their hashes one behind the other: what
+ * is stored as it came need not be hashed twice. */
+static void hash(struct exl3_intake *in, uint32_t file, uint32_t index, uint64_t off, const char *p,
+		 size_t bytes)
+{
+	uint64_t total = in->plan->ckpt->files[file].tensors[index].bytes;
+
+	while (bytes) {
+		uint64_t nr = off / EXL3_PIECE, begin = nr * EXL3_PIECE, end = begin + EXL3_PIECE;
+		size_t n;
+
+		if (end > total)
+			end = total;
+		n = end - off < bytes ? (size_t)(end - off) : bytes;
+		if (off == begin && off + n == end) {
+			piece_done(in, file, index, nr, XXH3_128bits(p, n));
+		} else {
+			if (off == begin)
+				XXH3_128bits_reset(in->state);
+			XXH3_128bits_update(in->state, p, n);
+			if (off + n == end)
+				piece_done(in, file, index, nr, XXH3_128bits_digest(in->state));
+		}
+		off += n;
+		p += n;
+		bytes -= n;
+	}
+}
+
+/* Of what was converted, as it is stored. */
+static void hash_converted(struct exl3_intake *in, const struct exl3_plan_item *item, const char *p,
+			   size_t bytes)
+{
+	for (uint64_t nr = 0; bytes; nr++) {
+		size_t n = bytes < EXL3_PIECE ? bytes : EXL3_PIECE;
+		XXH128_canonical_t c;
+
+		XXH128_canonicalFromHash(&c, XXH3_128bits(p, n));
+		memcpy(in->plan->pieces[item->piece + nr], c.digest, EXL3_PIECE_HASH);
+		p += n;
+		bytes -= n;
+	}
+}
+
+/* ---- what is stored ---- */
+
 static int put_scale(struct exl3_intake *in, const char *file, const struct exl3_st_tensor *t,
 		     uint64_t offset, const void *p, struct exl3_error *err)
 {
@@ -139,8 +220,8 @@ static int put_scale(struct exl3_intake *in, const char *file, const struct exl3
 }
 
 /* Bit i of word j is the sign of element 16 j + i, set = -1. */
-static int put_signs(struct exl3_intake *in, const struct exl3_st_tensor *t, uint64_t offset,
-		     const void *p, struct exl3_error *err)
+static int put_signs(struct exl3_intake *in, const struct exl3_st_tensor *t,
+		     const struct exl3_plan_item *item, const void *p, struct exl3_error *err)
 {
 	uint16_t *out;
 	void *v;
@@ -152,12 +233,13 @@ static int put_signs(struct exl3_intake *in, const struct exl3_st_tensor *t, uin
 	for (uint64_t j = 0; j < t->count; j++)
 		for (int i = 0; i < 16; i++)
 			out[16 * j + (unsigned)i] = get_u16(p, j) >> i & 1 ? 0xbc00 : 0x3c00;
-	return in->ops->slab_write(in->slab, offset, v, t->count * 32, err);
+	hash_converted(in, item, v, t->count * 32);
+	return in->ops->slab_write(in->slab, item->offset, v, t->count * 32, err);
 }
 
 static int put_bias(struct exl3_intake *in, const struct exl3_matrix *m,
-		    const struct exl3_st_tensor *t, uint64_t offset, const void *p,
-		    struct exl3_error *err)
+		    const struct exl3_st_tensor *t, const struct exl3_plan_item *item,
+		    const void *p, struct exl3_error *err)
 {
 	bool f16 = !strcmp(t->dtype->name, "F16"), bf16 = !strcmp(t->dtype->name, "BF16");
 	float *out;
@@ -181,7 +263,8 @@ static int put_bias(struct exl3_intake *in, const struct exl3_matrix *m,
 			memcpy(&out[i], &bits, 4);
 		}
 	}
-	return in->ops->slab_write(in->slab, offset, v, 4ull * m->n, err);
+	hash_converted(in, item, v, 4ull * m->n);
+	return in->ops->slab_write(in->slab, item->offset, v, 4ull * m->n, err);
 }
 
 static int check_marker(struct exl3_named_matrix *mat, const void *p, struct exl3_error *err)
@@ -221,11 +304,7 @@ int exl3_intake_data(void *arg, uint32_t file, uint32_t index, uint64_t off, con
 	const struct exl3_plan_item *item = &in->plan->items[file][index];
 	struct exl3_named_matrix *mat = &in->plan->matrices[item->matrix];
 
-	if (off == 0)
-		XXH3_128bits_reset(in->state);
-	XXH3_128bits_update(in->state, p, bytes);
-	if (off + bytes == t->bytes)
-		XXH128_canonicalFromHash(&in->hashes[file][index], XXH3_128bits_digest(in->state));
+	hash(in, file, index, off, p, bytes);
 	switch ((enum exl3_use)item->use) {
 	case EXL3_USE_LEFT_OUT:
 		return 0;
@@ -237,9 +316,9 @@ int exl3_intake_data(void *arg, uint32_t file, uint32_t index, uint64_t off, con
 	case EXL3_USE_SCALE:
 		return put_scale(in, f->name, t, item->offset, p, err);
 	case EXL3_USE_SIGNS:
-		return put_signs(in, t, item->offset, p, err);
+		return put_signs(in, t, item, p, err);
 	case EXL3_USE_BIAS:
-		return put_bias(in, &mat->m, t, item->offset, p, err);
+		return put_bias(in, &mat->m, t, item, p, err);
 	case EXL3_USE_MARKER:
 		return check_marker(mat, p, err);
 	}

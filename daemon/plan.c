@@ -42,10 +42,10 @@ static struct exl3_plan_item *item_of(const struct exl3_plan *p, const struct ex
 }
 
 static void use(struct exl3_plan *p, const struct exl3_ckpt_tensor *t, enum exl3_use what,
-		uint32_t matrix, uint64_t offset)
+		uint32_t matrix, uint64_t offset, uint64_t piece)
 {
 	if (t)
-		*item_of(p, t) = (struct exl3_plan_item){(uint8_t)what, matrix, offset};
+		*item_of(p, t) = (struct exl3_plan_item){(uint8_t)what, matrix, offset, piece};
 }
 
 static const struct exl3_ckpt_tensor *part(const struct exl3_plan *p, const char *base,
@@ -141,38 +141,81 @@ static int check_counts(const struct exl3_plan *p, const struct parts *s,
 	return rc;
 }
 
+uint64_t exl3_pieces_of(uint64_t bytes)
+{
+	return (bytes + EXL3_PIECE - 1) / EXL3_PIECE;
+}
+
+uint64_t exl3_part_bytes(const struct exl3_named_matrix *mat, enum exl3_part part, uint64_t *offset)
+{
+	switch (part) {
+	case EXL3_PART_TRELLIS:
+		*offset = mat->trellis_off;
+		return exl3_trellis_bytes(mat->m.k, mat->m.n, mat->m.rate2);
+	case EXL3_PART_SUH:
+		*offset = mat->suh_off;
+		return 2ull * mat->m.k;
+	case EXL3_PART_SVH:
+		*offset = mat->svh_off;
+		return 2ull * mat->m.n;
+	default:
+		*offset = mat->bias_off;
+		return mat->has_bias ? 4ull * mat->m.n : 0;
+	}
+}
+
+void exl3_layout_matrix(struct exl3_layout *layout, struct exl3_named_matrix *mat,
+			uint64_t piece[EXL3_PARTS])
+{
+	uint64_t *const offsets[EXL3_PARTS] = {&mat->trellis_off, &mat->suh_off, &mat->svh_off,
+					       &mat->bias_off};
+	uint64_t at = layout->slab_bytes, was;
+
+	mat->placed = true;
+	/* Sizes are multiples of 128 elements, so every part ends on a boundary by itself. */
+	for (int i = 0; i < EXL3_PARTS; i++) {
+		uint64_t bytes = exl3_part_bytes(mat, (enum exl3_part)i, &was);
+
+		*offsets[i] = at;
+		at += bytes;
+		if (piece)
+			piece[i] = layout->nr_pieces;
+		layout->nr_pieces += exl3_pieces_of(bytes);
+	}
+	layout->weight_bytes += at - layout->slab_bytes;
+	layout->slab_bytes = (at + EXL3_SLAB_ALIGN - 1) / EXL3_SLAB_ALIGN * EXL3_SLAB_ALIGN;
+}
+
+uint64_t exl3_layout_tensor(struct exl3_layout *layout, uint64_t bytes, uint64_t *piece)
+{
+	uint64_t offset = layout->tensor_bytes;
+
+	layout->tensor_bytes += (bytes + EXL3_TENSOR_ALIGN - 1) / EXL3_TENSOR_ALIGN * EXL3_TENSOR_ALIGN;
+	*piece = layout->nr_pieces;
+	layout->nr_pieces += exl3_pieces_of(bytes);
+	return offset;
+}
+
 /* Finds a place for a matrix, and says so in the items of its parts. */
 static void place(struct exl3_plan *p, const struct parts *s, uint32_t index)
 {
 	struct exl3_named_matrix *mat = &p->matrices[index];
-	uint64_t at = p->slab_bytes;
+	uint64_t piece[EXL3_PARTS];
 
-	/* Sizes are multiples of 128 elements, so every part ends on a boundary by itself. */
-	mat->trellis_off = at;
-	at += exl3_trellis_bytes(mat->m.k, mat->m.n, mat->m.rate2);
-	mat->suh_off = at;
-	at += 2ull * mat->m.k;
-	mat->svh_off = at;
-	at += 2ull * mat->m.n;
-	mat->bias_off = at;
 	mat->has_bias = s->bias != NULL;
-	if (mat->has_bias)
-		at += 4ull * mat->m.n;
-	p->weight_bytes += at - p->slab_bytes;
-	p->slab_bytes = (at + EXL3_SLAB_ALIGN - 1) / EXL3_SLAB_ALIGN * EXL3_SLAB_ALIGN;
-
-	use(p, s->trellis, EXL3_USE_TRELLIS, index, mat->trellis_off);
+	exl3_layout_matrix(&p->layout, mat, piece);
+	use(p, s->trellis, EXL3_USE_TRELLIS, index, mat->trellis_off, piece[EXL3_PART_TRELLIS]);
 	if (s->suh)
-		use(p, s->suh, EXL3_USE_SCALE, index, mat->suh_off);
+		use(p, s->suh, EXL3_USE_SCALE, index, mat->suh_off, piece[EXL3_PART_SUH]);
 	else
-		use(p, s->su, EXL3_USE_SIGNS, index, mat->suh_off);
+		use(p, s->su, EXL3_USE_SIGNS, index, mat->suh_off, piece[EXL3_PART_SUH]);
 	if (s->svh)
-		use(p, s->svh, EXL3_USE_SCALE, index, mat->svh_off);
+		use(p, s->svh, EXL3_USE_SCALE, index, mat->svh_off, piece[EXL3_PART_SVH]);
 	else
-		use(p, s->sv, EXL3_USE_SIGNS, index, mat->svh_off);
-	use(p, s->mcg, EXL3_USE_MARKER, index, 0);
-	use(p, s->mul1, EXL3_USE_MARKER, index, 0);
-	use(p, s->bias, EXL3_USE_BIAS, index, mat->bias_off);
+		use(p, s->sv, EXL3_USE_SIGNS, index, mat->svh_off, piece[EXL3_PART_SVH]);
+	use(p, s->mcg, EXL3_USE_MARKER, index, 0, 0);
+	use(p, s->mul1, EXL3_USE_MARKER, index, 0, 0);
+	use(p, s->bias, EXL3_USE_BIAS, index, mat->bias_off, piece[EXL3_PART_BIAS]);
 }
 
 /* @base: the module's name; taken. All that belongs to it is left out unless it is fine. */
@@ -199,7 +242,7 @@ static int add_matrix(struct exl3_plan *p, const struct exl3_modelconf *conf, ch
 
 	mat->name = base;
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-		use(p, all[i], EXL3_USE_LEFT_OUT, index, 0);
+		use(p, all[i], EXL3_USE_LEFT_OUT, index, 0, 0);
 	mat->m.codebook = s.mcg ? EXL3_CB_MCG : s.mul1 ? EXL3_CB_MUL1 : EXL3_CB_3INST;
 	/* No trellis of its own: list_bases() found those of its slices. */
 	fault = s.trellis ? trellis_fault(s.trellis->t, &mat->m)
@@ -250,32 +293,32 @@ static int add_tensor(struct exl3_plan *p, const struct exl3_ckpt_tensor *ct,
 		      struct exl3_error *err)
 {
 	const struct exl3_st_tensor *t = ct->t;
+	uint64_t offset, piece;
 	char *name;
 
 	if (rank_part(t->name)) {
-		use(p, ct, EXL3_USE_LEFT_OUT, 0, 0);
+		use(p, ct, EXL3_USE_LEFT_OUT, 0, 0, 0);
 		return 0;
 	}
 	name = strdup(t->name);
 	if (!name)
 		return exl3_errf(err, -ENOMEM, "out of memory");
 	if (stray(name)) {
-		use(p, ct, EXL3_USE_LEFT_OUT, 0, 0);
+		use(p, ct, EXL3_USE_LEFT_OUT, 0, 0, 0);
 		p->strays[p->nr_strays++] = name;
 		return 0;
 	}
-	use(p, ct, EXL3_USE_PLAIN, 0, p->tensor_bytes);
+	offset = exl3_layout_tensor(&p->layout, t->bytes, &piece);
+	use(p, ct, EXL3_USE_PLAIN, 0, offset, piece);
 	p->tensors[p->nr_tensors] = (struct exl3_tensor_desc){
 		.name = name,
 		.nr_dims = t->nr_dims,
 		.bytes = t->bytes,
-		.offset = p->tensor_bytes,
+		.offset = offset,
 	};
 	memcpy(p->tensors[p->nr_tensors].dtype, t->dtype->name, sizeof(t->dtype->name));
 	memcpy(p->tensors[p->nr_tensors].shape, t->shape, sizeof(t->shape));
 	p->nr_tensors++;
-	p->tensor_bytes +=
-		(t->bytes + EXL3_TENSOR_ALIGN - 1) / EXL3_TENSOR_ALIGN * EXL3_TENSOR_ALIGN;
 	return 0;
 }
 
@@ -354,6 +397,11 @@ static int fill(struct exl3_plan *p, const struct exl3_modelconf *conf, char **b
 	for (uint32_t i = 0; rc == 0 && i < p->ckpt->nr_tensors; i++)
 		if (item_of(p, &p->ckpt->tensors[i])->use == EXL3_USE_PLAIN)
 			rc = add_tensor(p, &p->ckpt->tensors[i], err);
+	if (rc == 0) {
+		p->pieces = calloc(p->layout.nr_pieces + 1, sizeof(*p->pieces));
+		if (!p->pieces)
+			rc = exl3_errf(err, -ENOMEM, "out of memory");
+	}
 	return rc;
 }
 
@@ -402,6 +450,7 @@ void exl3_plan_fini(struct exl3_plan *p)
 		free(p->items[f]);
 	free(p->strays);
 	free(p->items);
+	free(p->pieces);
 	free(p->matrices);
 	free(p->tensors);
 	*p = (struct exl3_plan){0};

@@ -5,6 +5,8 @@
 #include "daemon/fault.h"
 #include "daemon/intake.h"
 #include "daemon/loader.h"
+#include "daemon/log.h"
+#include "daemon/manifest.h"
 #include "daemon/modules.h"
 #include "daemon/plan.h"
 #include "shm/segment.h"
@@ -45,7 +47,7 @@ int exl3_model_new(const char *name, const char *path, const struct exl3_backend
 	m = calloc(1, sizeof(*m));
 	if (!m)
 		return exl3_errf(err, -ENOMEM, "out of memory");
-	m->tensor_fd = -1;
+	m->tensor_fd = m->manifest_fd = -1;
 	m->ops = ops;
 	m->dev = dev;
 	atomic_store(&m->refs, 1);
@@ -68,7 +70,7 @@ struct exl3_model *exl3_model_get(struct exl3_model *m)
 }
 
 /* Everything that a load made; what is left is a model that FAILED or goes away. */
-static void unload(struct exl3_model *m)
+void exl3_model_unload_parts(struct exl3_model *m)
 {
 	exl3_modules_fini(m);
 	exl3_matrices_fini(m->matrices, m->nr_matrices);
@@ -82,13 +84,14 @@ static void unload(struct exl3_model *m)
 	if (m->slab)
 		m->slab = m->ops->slab_free(m->slab);
 	exl3_closep(&m->tensor_fd);
+	exl3_closep(&m->manifest_fd);
 }
 
 struct exl3_model *exl3_model_put(struct exl3_model *m)
 {
 	if (!m || atomic_fetch_sub_explicit(&m->refs, 1, memory_order_acq_rel) != 1)
 		return NULL;
-	unload(m);
+	exl3_model_unload_parts(m);
 	free(m->name);
 	free(m->path);
 	free(m->model_type);
@@ -180,14 +183,14 @@ static int take_in(struct exl3_model *m, struct exl3_plan *plan, struct exl3_err
 }
 
 /* Where things are, now that there is a slab. */
-static void set_addresses(struct exl3_model *m)
+void exl3_model_set_addresses(struct exl3_model *m)
 {
 	const char *base = m->slab->ptr;
 
 	for (uint32_t i = 0; i < m->nr_matrices; i++) {
 		struct exl3_named_matrix *mat = &m->matrices[i];
 
-		if (mat->unsupported)
+		if (!mat->placed)
 			continue;
 		mat->m.trellis = base + mat->trellis_off;
 		mat->m.suh = base + mat->suh_off;
@@ -196,21 +199,65 @@ static void set_addresses(struct exl3_model *m)
 	}
 }
 
+/* Without one it serves all the same: a later worker has to load it again, that is all. */
+static void write_manifest(struct exl3_model *m, const struct exl3_plan *plan)
+{
+	struct exl3_manifest man = {
+		.head = {.nr_slabs = 1,
+			 .instance = m->origin.instance,
+			 .generation = m->origin.generation,
+			 .by_client = m->origin.by_client},
+		.path = m->path,
+		.data_bytes = plan->ckpt->data_bytes,
+		.config = plan->ckpt->config,
+		.matrices = m->matrices,
+		.nr_matrices = m->nr_matrices,
+		.tensors = m->tensors,
+		.nr_tensors = m->nr_tensors,
+		.strays = plan->strays,
+		.nr_strays = plan->nr_strays,
+		.pieces = plan->pieces,
+		.layout = plan->layout,
+	};
+	struct exl3_dev_info info = {0};
+	struct exl3_error err;
+	int rc;
+
+	if (m->slab->fd < 0)
+		return; /* nobody else could map it */
+	m->ops->info(m->dev, &info);
+	snprintf(man.head.name, sizeof(man.head.name), "%s", m->name);
+	snprintf(man.head.device, sizeof(man.head.device), "%s", info.uuid);
+	snprintf(man.driver, sizeof(man.driver), "%s", info.driver);
+	snprintf(man.backend, sizeof(man.backend), "%s", m->ops->name);
+	snprintf(man.fingerprint, sizeof(man.fingerprint), "%s", m->fingerprint);
+	rc = exl3_manifest_list_files(plan->ckpt, m->path, &man.files, &man.nr_files, &err);
+	if (rc == 0) {
+		rc = exl3_fault("weights.manifest")
+			     ? exl3_errf(&err, -ENOMEM, "manifest (fault injection)")
+			     : exl3_manifest_write(&man, &m->manifest_fd, &err);
+		exl3_manifest_files_fini(man.files, man.nr_files);
+	}
+	if (rc < 0)
+		exl3_warn("model %s: another worker will have to load it again: %s", m->name,
+			  err.text);
+}
+
 static int load_plan(struct exl3_model *m, const struct exl3_modelconf *conf,
 		     struct exl3_plan *plan, struct exl3_error *err)
 {
-	int rc = check_device_memory(m, plan->slab_bytes, err);
+	int rc = check_device_memory(m, plan->layout.slab_bytes, err);
 
 	if (rc == 0 && exl3_fault("weights.slab"))
 		rc = exl3_errf(err, -ENOMEM, "no memory for weights (fault injection)");
 	/* A checkpoint of which nothing is supported still has a (tiny) slab. */
 	if (rc == 0)
-		rc = m->ops->slab_new(m->dev, plan->slab_bytes ? plan->slab_bytes : EXL3_SLAB_ALIGN,
+		rc = m->ops->slab_new(m->dev, plan->layout.slab_bytes ? plan->layout.slab_bytes : EXL3_SLAB_ALIGN,
 				      &m->slab, err);
 	if (rc == 0)
-		rc = check_host_memory(plan->tensor_bytes, err);
+		rc = check_host_memory(plan->layout.tensor_bytes, err);
 	if (rc == 0)
-		rc = tensor_file_new(plan->tensor_bytes, &m->tensor_fd, err);
+		rc = tensor_file_new(plan->layout.tensor_bytes, &m->tensor_fd, err);
 	if (rc == 0)
 		rc = take_in(m, plan, err);
 	if (rc == 0)
@@ -219,15 +266,16 @@ static int load_plan(struct exl3_model *m, const struct exl3_modelconf *conf,
 		rc = m->ops->slab_seal(m->slab, err);
 	if (rc < 0)
 		return rc;
-	m->weight_bytes = plan->weight_bytes;
-	m->tensor_bytes = plan->tensor_bytes;
-	m->overhead_bytes = m->slab->bytes - plan->weight_bytes;
+	m->weight_bytes = plan->layout.weight_bytes;
+	m->tensor_bytes = plan->layout.tensor_bytes;
+	m->overhead_bytes = m->slab->bytes - plan->layout.weight_bytes;
 	m->matrices = exl3_take_ptr(&plan->matrices);
 	m->nr_matrices = plan->nr_matrices;
 	m->tensors = exl3_take_ptr(&plan->tensors);
 	m->nr_tensors = plan->nr_tensors;
 	plan->nr_matrices = plan->nr_tensors = 0;
-	set_addresses(m);
+	exl3_model_set_addresses(m);
+	write_manifest(m, plan);
 	return exl3_modules_make(m, conf, plan->strays, plan->nr_strays, err);
 }
 
@@ -270,7 +318,7 @@ int exl3_model_load(struct exl3_model *m)
 			exl3_err_prefix(&err, "%.200s", m->path);
 	}
 	if (rc < 0) {
-		unload(m);
+		exl3_model_unload_parts(m);
 		err.code = rc;
 		m->error = err;
 		atomic_store_explicit(&m->state, EXL3_MODEL_FAILED, memory_order_release);

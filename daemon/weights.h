@@ -29,6 +29,7 @@ struct exl3_named_matrix {
 	struct exl3_matrix m;     /* pointers into the model's slab */
 	char *unsupported;        /* owned; reason why it was not loaded, or NULL */
 	bool has_bias;            /* m.bias is set once there is a slab */
+	bool placed;              /* it has room in the slab: unless it was left out before that was shared out */
 	uint64_t trellis_off, suh_off, svh_off, bias_off; /* in the slab */
 };
 
@@ -75,6 +76,13 @@ struct exl3_tensor_desc {
 	uint64_t bytes, offset; /* in tensor_fd, 64-byte aligned */
 };
 
+/* Who loads it; only its manifest tells. Set between new and load. */
+struct exl3_origin {
+	uint64_t instance;
+	uint32_t generation;
+	bool by_client;
+};
+
 struct exl3_model {
 	char *name, *path, *model_type; /* owned */
 	_Atomic int state;              /* enum exl3_model_state */
@@ -87,6 +95,8 @@ struct exl3_model {
 	struct exl3_dev *dev;
 	struct exl3_slab *slab; /* owned */
 	int tensor_fd;          /* owned; sealed read-only memfd of the unquantized tensors, or -1 */
+	int manifest_fd;        /* owned; what another worker adopts it with (manifest.h), or -1 */
+	struct exl3_origin origin;
 
 	struct exl3_named_matrix *matrices; /* owned, sorted by name */
 	uint32_t nr_matrices;
@@ -114,6 +124,25 @@ struct exl3_model {
  */
 int exl3_model_load(struct exl3_model *model);
 
+/* What exl3_model_load() left in the hands of others: borrowed descriptors, -1 for none. */
+struct exl3_kept_fds {
+	int manifest, slab, tensors;
+};
+
+#define EXL3_ADOPT_VERIFY_ALL (1u << 0) /* hash everything, not samples */
+#define EXL3_ADOPT_ANY_FILES  (1u << 1) /* also if the checkpoint has changed since */
+
+/**
+ * exl3_model_adopt() - instead of a load: serve weights that are in the device's memory already.
+ * @model: from exl3_model_new(), or FAILED; on success READY, else NEW again with nothing in it.
+ * @fds:   stay the caller's.
+ * Nothing in them is trusted: seals, sizes, tables, device, driver and hashes (samples, or all) must agree.
+ * Errors: -ESTALE (they are sound, but the checkpoint's files are others by now), or another one with the
+ * reason why they cannot be used; then a load is what remains. Loader thread. adopt.c
+ */
+int exl3_model_adopt(struct exl3_model *model, const struct exl3_kept_fds *fds, unsigned flags,
+		     struct exl3_error *err);
+
 /* One reference, state NEW. @path is made absolute. */
 int exl3_model_new(const char *name, const char *path, const struct exl3_backend_ops *ops,
 		   struct exl3_dev *dev, struct exl3_model **ret, struct exl3_error *err);
@@ -134,5 +163,9 @@ const struct exl3_tensor_desc *exl3_model_find_tensor(const struct exl3_model *m
 
 /* A new read-only fd of the file with the unquantized tensors, for a client. -ENOENT: has none. */
 int exl3_model_tensor_fd(const struct exl3_model *model, int *ret, struct exl3_error *err);
+
+/* For adopt.c: addresses of all matrices, now that there is a slab; everything that a load made. */
+void exl3_model_set_addresses(struct exl3_model *model);
+void exl3_model_unload_parts(struct exl3_model *model);
 
 #endif
