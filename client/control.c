@@ -23,6 +23,32 @@ static int give_up(struct exl3_client *c, int code)
 	return code;
 }
 
+/* What the daemon may have said before it hung up: a connection that nobody will serve is told why, in a
+ * reply with id 0. @code: of the failure that was met, its sentence is there already. */
+static int last_words(struct exl3_client *c, int code)
+{
+	struct exl3_error met = *exl3_client_err();
+	int fds[EXL3_FDS_MAX], n;
+	unsigned nr_fds;
+
+	/* The first look may only tell that what we have sent was not read. */
+	for (int i = 0; i < 2; i++) {
+		exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
+
+		n = exl3_frame_recv(c->sock, c->packet, EXL3_PACKET_MAX, fds, EXL3_FDS_MAX, &nr_fds,
+				    EXL3_FRAME_NOWAIT, NULL);
+		for (unsigned j = 0; j < nr_fds; j++)
+			exl3_closep(&fds[j]);
+		if (n > 0)
+			reply = exl3__reply__unpack(NULL, (size_t)n, c->packet);
+		if (reply && reply->id == 0 && reply->code < 0 && reply->code >= -4095)
+			return give_up(c, exl3_errf(exl3_client_err(), reply->code, "%s",
+						    reply->error));
+	}
+	*exl3_client_err() = met;
+	return give_up(c, code);
+}
+
 static int send_request(struct exl3_client *c, Exl3__Request *req, int fd)
 {
 	size_t n = exl3__request__get_packed_size(req);
@@ -34,8 +60,9 @@ static int send_request(struct exl3_client *c, Exl3__Request *req, int fd)
 	exl3__request__pack(req, c->packet);
 	e = exl3_frame_send(c->sock, c->packet, n, &fd, fd >= 0, 0, exl3_client_err());
 	if (e == -EPIPE || e == -ECONNRESET)
-		return give_up(c, exl3_errf(exl3_client_err(), -ESTALE,
-					    "the daemon has gone: wait for it with exl3_reconnect(), or connect again"));
+		return last_words(c, exl3_errf(exl3_client_err(), -ESTALE,
+					       "the daemon has gone: wait for it with "
+					       "exl3_reconnect(), or connect again"));
 	return e;
 }
 
@@ -135,9 +162,13 @@ int exl3_client_call_locked(struct exl3_client *c, Exl3__Request *req, Exl3__Rep
 		if (e == 0)
 			e = recv_reply(c, &reply, got, &nr_got);
 	} while (e == -EINTR);
+	if (e == -ESTALE)
+		return last_words(c, e);
 	if (e < 0)
 		return give_up(c, e);
-	if (reply->id != req->id)
+	if (reply->id == 0 && reply->code < 0 && reply->code >= -4095)
+		e = give_up(c, exl3_errf(exl3_client_err(), reply->code, "%s", reply->error));
+	else if (reply->id != req->id)
 		e = give_up(c, exl3_errf(exl3_client_err(), -EPROTO,
 					 "the daemon answered another request"));
 	else

@@ -22,7 +22,8 @@ enum key_type {
 	KEY_UINT,   /* uint64_t in min..max */
 	KEY_BYTES,  /* uint64_t in min..max, with K, M, G or T (powers of 1024) */
 	KEY_BOOL,
-	KEY_MODEL, /* repeatable, exl3_config_add_model() */
+	KEY_MODEL,  /* repeatable, exl3_config_add_model() */
+	KEY_DOMAIN, /* repeatable, exl3_config_add_domain() */
 };
 
 struct key {
@@ -54,6 +55,9 @@ static const struct key keys[] = {
 	{"model", KEY_MODEL, 0, NULL, 0, 0, NULL, false,
 	 "NAME=DIR[,device=D], load this at start; repeatable; in a file also [model NAME], path "
 	 "="},
+	{"domain", KEY_DOMAIN, 0, NULL, 0, 0, NULL, false,
+	 "NAME=USER,@GROUP..., a fault domain of its own for them; repeatable; in a file also "
+	 "[domain NAME], users ="},
 	{"threads", KEY_UINT, AT(threads), "0", 0, 4096, NULL, false,
 	 "threads of the cpu backend; 0: cores of the node"},
 	{"deterministic", KEY_BOOL, AT(deterministic), "no", 0, 0, NULL, false,
@@ -183,6 +187,8 @@ static int set_key(struct exl3_config *cfg, const struct key *key, const char *v
 	switch (key->type) {
 	case KEY_MODEL:
 		return exl3_config_add_model(cfg, value, false, err);
+	case KEY_DOMAIN:
+		return exl3_config_add_domain(cfg, value, err);
 	case KEY_ENUM:
 		if (!in_choices(key->choices, value))
 			return exl3_errf(err, -EINVAL, "%s: '%s' is not one of %s", key->name,
@@ -231,11 +237,11 @@ struct file_state {
 	const char *text; /* here */
 	int line;         /* the one being read */
 	int line_max;     /* bytes that the reader takes, once a line was longer; else 0 */
-	int heading;      /* line of a [model NAME] that has had no key so far; else 0 */
+	int heading;      /* line of a [model NAME] or [domain NAME] without a key so far; else 0 */
 	int bare;         /* of the first that never had one: libinih does not report it; else 0 */
 };
 
-/* The end of the section before, and whether a section of a model begins. */
+/* The end of the section before, and whether a section that needs a key begins. */
 static void see_heading(struct file_state *st, const char *line)
 {
 	size_t space;
@@ -248,7 +254,10 @@ static void see_heading(struct file_state *st, const char *line)
 	if (!st->bare)
 		st->bare = st->heading;
 	space = strcspn(line, " \t]");
-	st->heading = space == 6 && memcmp(line, "[model", 6) == 0 ? st->line : 0;
+	st->heading = (space == 6 && memcmp(line, "[model", 6) == 0) ||
+				      (space == 7 && memcmp(line, "[domain", 7) == 0)
+			      ? st->line
+			      : 0;
 }
 
 /* fgets() for libinih, which would take the rest of a line that is too long for another line. */
@@ -286,6 +295,7 @@ static char *next_line(char *buf, int size, void *arg)
 static int ini_line(void *arg, const char *section, const char *name, const char *value)
 {
 	struct file_state *st = arg;
+	struct exl3_config_domain *domain;
 	struct exl3_config_model *model;
 	const struct key *key;
 
@@ -309,6 +319,13 @@ static int ini_line(void *arg, const char *section, const char *name, const char
 			model ? exl3_config_model_set(model, name, value, st->err) : st->err->code;
 		return st->code == 0;
 	}
+	if (strncmp(section, "domain ", 7) == 0) {
+		domain = exl3_config_domain_get(st->cfg, section + 7 + strspn(section + 7, " "),
+						st->err);
+		st->code = domain ? exl3_config_domain_set(domain, name, value, st->err)
+				  : st->err->code;
+		return st->code == 0;
+	}
 	key = find_key(name, strlen(name));
 	if (!key)
 		st->code = exl3_errf(st->err, -EINVAL, "unknown key '%s' (see --help)", name);
@@ -328,7 +345,8 @@ static int parse_lines(struct file_state *st, const char *name)
 		line = st->bare ? st->bare : st->heading;
 		if (line)
 			return exl3_errf(st->err, -EINVAL,
-					 "%s:%d: a model without a key: path = DIR is missing",
+					 "%s:%d: a section without a key: a model needs path = "
+					 "DIR, a domain users = LIST",
 					 name, line);
 		return 0;
 	}
@@ -432,7 +450,7 @@ static int finish(struct exl3_config *cfg, struct exl3_error *err)
 		if (set_string(&model->path, text) < 0)
 			return exl3_errf(err, -ENOMEM, "model: out of memory");
 	}
-	return 0;
+	return exl3_config_check_domains(cfg, err);
 }
 
 /* Value of "--key value" or "--key=value" at argv[*i]; a boolean needs none. NULL: missing. */
@@ -560,6 +578,9 @@ void exl3_config_fini(struct exl3_config *cfg)
 	for (size_t i = 0; i < cfg->nr_models; i++)
 		exl3_config_model_fini(&cfg->models[i]);
 	free(cfg->models);
+	for (size_t i = 0; i < cfg->nr_domains; i++)
+		exl3_config_domain_fini(&cfg->domains[i]);
+	free(cfg->domains);
 	memset(cfg, 0, sizeof(*cfg));
 }
 
@@ -577,7 +598,8 @@ static bool same_value(const struct exl3_config *a, const struct exl3_config *b,
 	case KEY_BOOL:
 		return *(bool *)field(a, key) == *(bool *)field(b, key);
 	case KEY_MODEL:
-		return true; /* the worker compares its models itself */
+	case KEY_DOMAIN:
+		return true; /* whoever has them compares them */
 	default:
 		return *(int64_t *)field(a, key) == *(int64_t *)field(b, key);
 	}
@@ -644,11 +666,12 @@ void exl3_config_help(FILE *out)
 		"\nSIGTERM finishes accepted requests and ends; SIGHUP reads the file again.\n");
 }
 
-/* The value in the words of a file; NULL: it has none, or (models) several. */
+/* The value in the words of a file; NULL: it has none, or (models, domains) several. */
 static const char *value_text(const struct exl3_config *cfg, const struct key *key, char number[24])
 {
 	switch (key->type) {
 	case KEY_MODEL:
+	case KEY_DOMAIN:
 		return NULL;
 	case KEY_BOOL:
 		return *(bool *)field(cfg, key) ? "yes" : "no";
@@ -701,6 +724,8 @@ void exl3_config_print(const struct exl3_config *cfg, FILE *out)
 		fprintf(out, "model = %s=%s%s%s\n", m->name, m->path, m->device ? ",device=" : "",
 			m->device ? m->device : "");
 	}
+	for (size_t i = 0; i < cfg->nr_domains; i++)
+		fprintf(out, "domain = %s=%s\n", cfg->domains[i].name, cfg->domains[i].users);
 }
 
 int exl3_config_log_level(const struct exl3_config *cfg)

@@ -4,7 +4,8 @@
  *
  * Every key is a line "key = value" of the INI file and a flag "--key value". Files are read in this
  * order, a later value wins: the file, then NAME.conf.d/NN-xyz.conf beside it by name, then flags. A
- * section is only a heading, except [model NAME], whose keys are path and device.
+ * section is only a heading, except [model NAME], whose keys are path and device, and [domain NAME],
+ * whose key is users.
  */
 #ifndef EXL3_DAEMON_CONFIG_H
 #define EXL3_DAEMON_CONFIG_H
@@ -16,7 +17,10 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define EXL3_MODELS_MAX 256
+#define EXL3_MODELS_MAX      256
+#define EXL3_DOMAINS_MAX     16u /* with the one that is always there: */
+#define EXL3_DOMAIN_DEFAULT  "default"
+#define EXL3_DOMAIN_NAME_MAX 32u
 #ifndef EXL3_SYSCONFDIR /* of the Makefile */
 #define EXL3_SYSCONFDIR "/etc"
 #endif
@@ -27,6 +31,19 @@ struct exl3_config_model {
 	char *name, *path; /* owned; path is absolute once finished */
 	char *device;      /* owned or NULL: the daemon's */
 	bool by_client; /* loaded at run time: a restarted worker goes on without it if it is refused */
+	const void *asked; /* the supervisor's: domain that is loading it for a client; else NULL */
+};
+
+struct exl3_config_id {
+	uint32_t id; /* of a user, or: */
+	bool group;
+};
+
+/* A fault domain, see domain.h. */
+struct exl3_config_domain {
+	char *name, *users;         /* owned; users as it was written */
+	struct exl3_config_id *ids; /* owned: what the names in it stand for */
+	size_t nr_ids;
 };
 
 struct exl3_config {
@@ -45,6 +62,8 @@ struct exl3_config {
 
 	struct exl3_config_model *models; /* owned array */
 	size_t nr_models;
+	struct exl3_config_domain *domains; /* owned array, without "default"; the supervisor's only */
+	size_t nr_domains;
 };
 
 struct exl3_config_args {
@@ -87,6 +106,22 @@ struct exl3_config_model *exl3_config_model_get(struct exl3_config *cfg, const c
 int exl3_config_model_set(struct exl3_config_model *model, const char *key, const char *value,
 			  struct exl3_error *err);
 void exl3_config_model_fini(struct exl3_config_model *model);
+
+/* NAME=USER,USER...: users by name or uid, groups as @NAME or @GID. -EINVAL: a name that is not known. */
+int exl3_config_add_domain(struct exl3_config *cfg, const char *spec, struct exl3_error *err);
+/* Whose connections these are: 0 "default", else the index in domains plus 1. A user counts before a group. */
+size_t exl3_config_domain_of(const struct exl3_config *cfg, uint32_t uid, const uint32_t *gids,
+			     size_t nr_gids);
+/* Swaps the lists of users of both; false, and nothing happens, if they do not have the same domains. */
+bool exl3_config_reload_domains(struct exl3_config *cfg, struct exl3_config *fresh);
+
+/* For config.c, as for models. The last: once all are known. */
+struct exl3_config_domain *exl3_config_domain_get(struct exl3_config *cfg, const char *name,
+						  struct exl3_error *err);
+int exl3_config_domain_set(struct exl3_config_domain *domain, const char *key, const char *value,
+			   struct exl3_error *err);
+void exl3_config_domain_fini(struct exl3_config_domain *domain);
+int exl3_config_check_domains(const struct exl3_config *cfg, struct exl3_error *err);
 
 void exl3_config_help(FILE *out);
 /* Every key with the value that counts, as a file that could be read again. */

@@ -87,6 +87,7 @@ static int verb_hello(struct exl3_call *c)
 	reply->sq_entries_max = EXL3_SQ_ENTRIES_MAX;
 	reply->arena_bytes_max = w->cfg->arena_max;
 	reply->admin = c->peer->admin;
+	reply->domain = (char *)(uintptr_t)w->domain;
 	c->reply->body_case = EXL3__REPLY__BODY_HELLO;
 	c->reply->hello = reply;
 	return 0;

@@ -51,6 +51,7 @@ int exl3_verb_unload(struct exl3_call *c)
 int exl3_verb_drain(struct exl3_call *c)
 {
 	exl3_worker_drain(c->w, c->peer->who);
+	exl3_worker_tell(c->w, EXL3_SUP_DRAINING, NULL); /* the other domains too */
 	return 0;
 }
 
@@ -119,6 +120,8 @@ int exl3_verb_status(struct exl3_call *c)
 	s->state = (char *)(w->draining ? "draining" : w->ready ? "serving" : "starting");
 	s->uptime_ms = (exl3_now_ns() - w->start_ns) / 1000000;
 	s->numa_node = (int32_t)w->cfg->node;
+	s->domain = (char *)(uintptr_t)w->domain;
+	s->generation = w->generation;
 	s->clients = w->nr_peers;
 	s->channels = exl3_dispatch_channels(w->dispatch);
 	s->requests = counters->requests;

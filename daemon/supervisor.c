@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * supervisor.c - owns the listening socket, starts the worker and starts it again when it dies.
+ * supervisor.c - owns the listening socket, hands each client to its fault domain, keeps the domains'
+ * workers alive and their models the same.
  *
- *   STARTING -> RUNNING (the worker is ready) -> DRAINING -> end
- *   any but DRAINING -> BACKOFF (it died) -> STARTING, or end after too many
+ * No CUDA, no threads, and nothing here waits for a worker or a client.
  */
 #include "daemon/supervisor.h"
 
+#include "daemon/domain.h"
 #include "daemon/listen.h"
 #include "daemon/log.h"
-#include "daemon/worker.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,217 +17,234 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
-#define BACKOFF_MIN_NS 10000000ull
-#define BACKOFF_MAX_NS 5000000000ull
-#define KILL_AFTER_NS  5000000000ull /* what a draining worker has beyond its drain-timeout */
-#define HEAR_MS        1000          /* in which a worker that is well reads what it is sent */
-
-/* Exit status, unlike 1 for what a new start would meet again: systemd's unit tells them apart. */
-#define GAVE_UP 3
-
-enum state { STARTING, RUNNING, DRAINING, BACKOFF };
+#define ACCEPTS_PER_TURN 16
+#define LISTEN_REST_NS   100000000ull
+#define GROUPS_MAX       65536u /* of one process, NGROUPS_MAX of the kernel */
 
 struct supervisor {
-	struct exl3_config *cfg; /* the one that was accepted last: what a new worker gets */
+	struct exl3_config *cfg; /* the one that was accepted last */
 	int argc;
 	char *const *argv;
 	struct exl3_listener listener;
-	int signal_fd, control_fd; /* owned */
-	enum state state;
-	pid_t worker; /* 0: none */
-	uint64_t instance, watchdog_ns;
-	uint32_t generation;
-	uint64_t due_ns; /* BACKOFF: when to start; DRAINING: when to kill; else unused */
-	uint64_t window_start_ns;
-	uint32_t restarts; /* in the window */
+	struct exl3_loop *loop;
+	int signal_fd, spare_fd; /* owned */
+	struct exl3_watch *signal_watch, *listen_watch;
+	struct exl3_timer listen_timer, beat;
+	struct exl3_domains all;
+	struct exl3_domain domains[EXL3_DOMAINS_MAX]; /* "default", then as in cfg->domains at the start */
+	uint32_t nr_domains;
+	uint64_t watchdog_ns;
 	sigset_t old_mask;
 	int status;
-	bool end;
+	bool draining, end;
 };
 
-/* @flags: MSG_DONTWAIT for a worker that may hang; one that starts reads what it is sent. */
-static bool tell(struct supervisor *s, struct exl3_sup_msg *msg, const char *text, int flags)
-{
-	size_t len = strlen(text);
-	ssize_t n;
+/* ---- systemd ---- */
 
-	if (len >= sizeof(msg->text))
-		len = sizeof(msg->text) - 1;
-	memcpy(msg->text, text, len);
-	msg->text[len] = 0;
-	n = send(s->control_fd, msg, offsetof(struct exl3_sup_msg, text) + len + 1,
-		 MSG_NOSIGNAL | flags);
-	if (n < 0)
-		exl3_dbg("worker: %m"); /* its end is seen by SIGCHLD */
-	return n >= 0;
+static void tell_systemd_status(const struct supervisor *s)
+{
+	char text[1024];
+	size_t len = 0;
+
+	for (uint32_t i = 0; i < s->nr_domains; i++) {
+		const struct exl3_domain *d = &s->domains[i];
+
+		if (!d->says[0] || len >= sizeof(text))
+			continue;
+		len += (size_t)snprintf(text + len, sizeof(text) - len, "%s%s%s%s",
+					len ? "; " : "", s->all.several ? d->name : "",
+					s->all.several ? ": " : "", d->says);
+	}
+	if (len)
+		sd_notifyf(0, "STATUS=%s", text);
 }
 
-/* To a worker that serves: false if it does not read until @until. */
-static bool tell_until(struct supervisor *s, struct exl3_sup_msg *msg, const char *text,
-		       uint64_t until)
+/* Once every domain has had its models, or will not have them. */
+static void check_ready(const struct supervisor *s)
 {
-	struct pollfd fd = {.fd = s->control_fd, .events = POLLOUT};
+	for (uint32_t i = 0; i < s->nr_domains; i++) {
+		if (!s->domains[i].ready && s->domains[i].state != EXL3_DOMAIN_FAILED)
+			return;
+	}
+	sd_notify(0, "READY=1");
+}
+
+/* A domain whose worker is away is on its way back; one whose worker serves must say something now and then. */
+static void on_beat(void *arg)
+{
+	struct supervisor *s = arg;
 	uint64_t now = exl3_now_ns();
+	bool well = true;
 
-	if (poll(&fd, 1, now < until ? (int)((until - now) / 1000000 + 1) : 0) <= 0)
-		return false;
-	return tell(s, msg, text, MSG_DONTWAIT);
+	for (uint32_t i = 0; i < s->nr_domains; i++) {
+		const struct exl3_domain *d = &s->domains[i];
+
+		if (d->state == EXL3_DOMAIN_SERVING && now - d->heard_ns > s->watchdog_ns / 2)
+			well = false;
+	}
+	if (well)
+		sd_notify(0, "WATCHDOG=1");
+	exl3_timer_set(s->loop, &s->beat, now + s->watchdog_ns / 4);
 }
 
-/* NAME=DIR,device=D: always with a device, so that nothing in the path is taken for one. */
-static void model_spec(const struct supervisor *s, const struct exl3_config_model *m,
-		       char text[EXL3_SUP_TEXT_MAX])
+/* ---- models: every domain has the same ---- */
+
+static struct exl3_config_model *find_model(const struct supervisor *s, const char *name)
 {
-	snprintf(text, EXL3_SUP_TEXT_MAX, "%s=%s,device=%s", m->name, m->path,
-		 m->device        ? m->device
-		 : s->cfg->device ? s->cfg->device
-				  : "0");
+	for (size_t i = 0; i < s->cfg->nr_models; i++) {
+		if (strcmp(s->cfg->models[i].name, name) == 0)
+			return &s->cfg->models[i];
+	}
+	return NULL;
 }
 
-/* ---- start ---- */
-
-/* In the child: only the two descriptors go on. */
-static void become_worker(struct supervisor *s, int control, pid_t supervisor)
+static void tell_others(struct supervisor *s, const struct exl3_domain *from,
+			enum exl3_sup_type type, const char *text)
 {
-	/* No flags and no files: the configuration comes from us, see greet_worker(). */
-	char *const argv[] = {s->argv[0], (char *)"--worker", (char *)"3", NULL};
-	int listen_high = fcntl(s->listener.fd, F_DUPFD, 16),
-	    control_high = fcntl(control, F_DUPFD, 16);
-
-	if (listen_high < 0 || control_high < 0 || dup2(listen_high, EXL3_WORKER_LISTEN_FD) < 0 ||
-	    dup2(control_high, EXL3_WORKER_CONTROL_FD) < 0)
-		_exit(1);
-	/* A worker that outlives its supervisor would keep the socket from the next daemon. */
-	if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != supervisor)
-		_exit(1);
-	close_range(EXL3_WORKER_CONTROL_FD + 1, ~0u, 0);
-	unsetenv("NOTIFY_SOCKET"); /* the supervisor alone speaks to systemd */
-	unsetenv("WATCHDOG_USEC");
-	unsetenv("WATCHDOG_PID");
-	/* libgomp reads this when it is loaded. Its own default keeps an idle team spinning for
-	 * milliseconds, on cores that clients could use. */
-	setenv("GOMP_SPINCOUNT", "2000", 0);
-	sigprocmask(SIG_SETMASK, &s->old_mask, NULL);
-	/* Not by name: an upgrade may have put another version there, which the fds are not meant for. */
-	execv("/proc/self/exe", argv);
-	_exit(1);
+	for (uint32_t i = 0; i < s->nr_domains; i++) {
+		if (&s->domains[i] != from)
+			exl3_domain_tell(&s->domains[i], type, 0, text);
+	}
 }
 
-static void greet_worker(struct supervisor *s)
+static void model_added(struct supervisor *s, const struct exl3_domain *d, const char *spec)
 {
-	struct exl3_sup_msg msg = {
-		.type = EXL3_SUP_HELLO,
-		.generation = s->generation,
-		.instance = s->instance,
-		.watchdog_ns = s->watchdog_ns / 4,
-		.pid = getpid(),
-	};
+	exl3_auto(exl3_freep) char *name = strndup(spec, strcspn(spec, "="));
+	struct exl3_config_model *m;
+	struct exl3_error err;
+
+	if (exl3_config_add_model(s->cfg, spec, true, &err) < 0) {
+		exl3_warn("it will not be there after a restart: %s", err.text);
+		return;
+	}
+	m = name ? find_model(s, name) : NULL;
+	if (m)
+		m->asked = d;
+}
+
+/* The domain that was asked has it: now the others, which need not read the files if they can take over its
+ * weights. */
+static void model_loaded(struct supervisor *s, const struct exl3_domain *d, const char *name)
+{
+	struct exl3_config_model *m = find_model(s, name);
 	char text[EXL3_SUP_TEXT_MAX];
 
-	tell(s, &msg, "", 0);
-	msg.type = EXL3_SUP_KEY;
-	for (size_t i = 0; exl3_config_setting(s->cfg, &i, text, sizeof(text));)
-		tell(s, &msg, text, 0);
-	for (size_t i = 0; i < s->cfg->nr_models; i++) {
-		const struct exl3_config_model *m = &s->cfg->models[i];
-
-		msg.type = EXL3_SUP_MODEL;
-		msg.generation = m->by_client;
-		model_spec(s, m, text);
-		tell(s, &msg, text, 0);
-	}
-	msg.type = EXL3_SUP_GO;
-	tell(s, &msg, "", 0);
+	if (!m || m->asked != d)
+		return;
+	m->asked = NULL;
+	exl3_domains_model_spec(&s->all, m, text);
+	tell_others(s, d, EXL3_SUP_LOAD, text);
 }
 
-static int start_worker(struct supervisor *s, struct exl3_error *err)
+/* Not to be tried again; unless others have it. */
+static void model_failed(struct supervisor *s, const struct exl3_domain *d, const char *name)
 {
-	pid_t supervisor = getpid(), pid;
-	int pair[2];
+	const struct exl3_config_model *m = find_model(s, name);
 
-	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
-		return exl3_errf(err, -errno, "socketpair: %m");
-	pid = fork();
-	if (pid < 0) {
-		int rc = exl3_errf(err, -errno, "fork: %m");
-
-		close(pair[0]);
-		close(pair[1]);
-		return rc;
-	}
-	if (pid == 0)
-		become_worker(s, pair[1], supervisor);
-	close(pair[1]);
-	exl3_closep(&s->control_fd);
-	s->control_fd = pair[0];
-	s->worker = pid;
-	s->generation++;
-	s->state = STARTING;
-	greet_worker(s);
-	return 0;
-}
-
-/* ---- the worker's end ---- */
-
-static void back_off(struct supervisor *s)
-{
-	uint64_t now = exl3_now_ns(), delay = BACKOFF_MIN_NS;
-
-	if (now - s->window_start_ns > s->cfg->restart_window_s * 1000000000u) {
-		s->window_start_ns = now;
-		s->restarts = 0;
-	}
-	if (s->restarts >= s->cfg->restart_limit) {
-		exl3_err("the worker died %u times within %llu s: giving up", s->restarts + 1,
-			 (unsigned long long)s->cfg->restart_window_s);
-		s->status = GAVE_UP;
-		s->end = true;
+	if (!m)
 		return;
-	}
-	for (uint32_t i = 0; i < s->restarts && delay < BACKOFF_MAX_NS; i++)
-		delay *= 4;
-	s->restarts++;
-	s->state = BACKOFF;
-	s->due_ns = now + (delay < BACKOFF_MAX_NS ? delay : BACKOFF_MAX_NS);
-	sd_notifyf(0, "STATUS=worker died, restarting (%u of %llu)", s->restarts,
-		   (unsigned long long)s->cfg->restart_limit);
-}
-
-static void worker_ended(struct supervisor *s, int wstatus)
-{
-	pid_t pid = s->worker;
-
-	s->worker = 0;
-	exl3_closep(&s->control_fd);
-	if (WIFEXITED(wstatus) && WEXITSTATUS(wstatus) == 0) {
-		s->end = true; /* drained */
-		return;
-	}
-	if (WIFEXITED(wstatus) && WEXITSTATUS(wstatus) == EXL3_WORKER_REFUSED) {
-		s->status = 1; /* the worker has said why */
-		s->end = true;
-		return;
-	}
-	if (WIFSIGNALED(wstatus))
-		exl3_err("worker %d was killed by signal %d (%s)", (int)pid, WTERMSIG(wstatus),
-			 strsignal(WTERMSIG(wstatus)));
+	if (m->asked == d || !s->all.several)
+		exl3_config_remove_model(s->cfg, name);
 	else
-		exl3_err("worker %d ended with status %d", (int)pid, WEXITSTATUS(wstatus));
-	if (s->state == DRAINING) {
-		s->status = 1;
-		s->end = true;
-		return;
-	}
-	back_off(s);
+		exl3_warn("domain %s: model %s is missing there", d->name, name);
 }
+
+/* ---- end ---- */
+
+static void check_end(struct supervisor *s)
+{
+	bool failed = true;
+
+	for (uint32_t i = 0; i < s->nr_domains; i++) {
+		const struct exl3_domain *d = &s->domains[i];
+
+		if (d->state != EXL3_DOMAIN_ENDED && d->state != EXL3_DOMAIN_FAILED)
+			return;
+		failed &= d->state == EXL3_DOMAIN_FAILED;
+		if (d->status && !s->status && d->state == EXL3_DOMAIN_ENDED)
+			s->status = d->status;
+	}
+	if (failed)
+		s->status = s->domains[0].status;
+	s->end = true;
+}
+
+static void drain(struct supervisor *s)
+{
+	if (!s->draining)
+		sd_notify(0, "STOPPING=1\nSTATUS=draining");
+	s->draining = true;
+	for (uint32_t i = 0; i < s->nr_domains; i++)
+		exl3_domain_drain(&s->domains[i]);
+	check_end(s);
+}
+
+/* ---- what domains report ---- */
+
+static void on_changed(struct exl3_domain *d)
+{
+	struct supervisor *s = d->all->arg;
+
+	if (d->state == EXL3_DOMAIN_ENDED && !s->draining)
+		drain(s); /* its worker was told to end, or cannot serve as configured */
+	if (d->state == EXL3_DOMAIN_FAILED)
+		check_ready(s);
+	if (d->state == EXL3_DOMAIN_ENDED || d->state == EXL3_DOMAIN_FAILED)
+		check_end(s);
+	else if (d->state == EXL3_DOMAIN_BACKOFF)
+		tell_systemd_status(s);
+}
+
+static void on_message(struct exl3_domain *d, const struct exl3_sup_msg *msg, const int *fds,
+		       unsigned nr_fds)
+{
+	struct supervisor *s = d->all->arg;
+
+	switch (msg->type) {
+	case EXL3_SUP_READY:
+		check_ready(s);
+		break;
+	case EXL3_SUP_STATUS:
+		tell_systemd_status(s);
+		break;
+	case EXL3_SUP_ADDED:
+		model_added(s, d, msg->text);
+		break;
+	case EXL3_SUP_LOADED:
+		model_loaded(s, d, msg->text);
+		break;
+	case EXL3_SUP_FAILED:
+		model_failed(s, d, msg->text);
+		break;
+	case EXL3_SUP_REMOVED:
+		exl3_config_remove_model(s->cfg, msg->text);
+		tell_others(s, d, EXL3_SUP_UNLOAD, msg->text);
+		break;
+	case EXL3_SUP_DRAINING:
+		if (!s->draining) {
+			exl3_info("a client asks for the end: draining");
+			drain(s);
+		}
+		break;
+	default:
+		break;
+	}
+	for (unsigned i = 0; i < nr_fds; i++) {
+		int fd = fds[i];
+
+		exl3_loop_close(s->loop, &fd);
+	}
+}
+
+/* ---- signals ---- */
 
 static void reap(struct supervisor *s)
 {
@@ -235,61 +252,28 @@ static void reap(struct supervisor *s)
 	pid_t pid;
 
 	while ((pid = waitpid(-1, &wstatus, WNOHANG)) > 0) {
-		if (pid == s->worker)
-			worker_ended(s, wstatus);
+		for (uint32_t i = 0; i < s->nr_domains; i++) {
+			if (s->domains[i].worker == pid)
+				exl3_domain_ended(&s->domains[i], wstatus);
+		}
 	}
-}
-
-/* ---- events ---- */
-
-static void drain(struct supervisor *s, int signo)
-{
-	struct exl3_sup_msg msg = {.type = EXL3_SUP_DRAIN};
-
-	if (!s->worker) {
-		s->end = true;
-		return;
-	}
-	if (s->state == DRAINING) {
-		exl3_warn("%s again: the worker is killed", strsignal(signo));
-		kill(s->worker, SIGKILL);
-		return;
-	}
-	exl3_info("%s: draining", strsignal(signo));
-	sd_notify(0, "STOPPING=1\nSTATUS=draining");
-	s->state = DRAINING;
-	s->due_ns = exl3_now_ns() + s->cfg->drain_timeout_s * 1000000000u + KILL_AFTER_NS;
-	tell(s, &msg, "", MSG_DONTWAIT);
 }
 
 /* The worker takes all of it or, if it does not hear the end, nothing. It knows which models are new. */
-static bool tell_reload(struct supervisor *s, const struct exl3_config *fresh)
+static void tell_reload(struct supervisor *s, struct exl3_domain *d,
+			const struct exl3_config *fresh)
 {
-	struct exl3_sup_msg msg = {.type = EXL3_SUP_RELOAD};
-	uint64_t until = exl3_now_ns() + HEAR_MS * 1000000ull;
 	char text[EXL3_SUP_TEXT_MAX];
-	bool heard;
+	bool heard = exl3_domain_tell(d, EXL3_SUP_RELOAD, 0, NULL);
 
-	heard = tell_until(s, &msg, "", until);
-	msg.type = EXL3_SUP_KEY;
 	for (size_t i = 0; heard && exl3_config_setting(s->cfg, &i, text, sizeof(text));)
-		heard = tell_until(s, &msg, text, until);
-	msg.type = EXL3_SUP_MODEL;
+		heard = exl3_domain_tell(d, EXL3_SUP_KEY, 0, text);
 	for (size_t i = 0; heard && i < fresh->nr_models; i++) {
-		model_spec(s, &fresh->models[i], text);
-		heard = tell_until(s, &msg, text, until);
+		exl3_domains_model_spec(&s->all, &fresh->models[i], text);
+		heard = exl3_domain_tell(d, EXL3_SUP_MODEL, EXL3_SUP_BY_CLIENT, text);
 	}
-	msg.type = EXL3_SUP_GO;
-	return heard && tell_until(s, &msg, "", until);
-}
-
-static bool has_model(const struct exl3_config *cfg, const char *name)
-{
-	for (size_t i = 0; i < cfg->nr_models; i++) {
-		if (strcmp(cfg->models[i].name, name) == 0)
-			return true;
-	}
-	return false;
+	if (!heard || !exl3_domain_tell(d, EXL3_SUP_GO, 0, NULL))
+		exl3_warn("reload: no worker listens now; the next one has the new values");
 }
 
 /* We alone read the files: a worker, also a later one, has what we have accepted. */
@@ -306,23 +290,32 @@ static void reload(struct supervisor *s)
 	}
 	exl3_config_reload(s->cfg, &fresh);
 	exl3_log_set_level(exl3_config_log_level(s->cfg));
+	if (!exl3_config_reload_domains(s->cfg, &fresh))
+		exl3_warn("the domains of the configuration are others: needs a restart of the "
+			  "daemon");
 	/* New models are loaded; those that are no longer named stay until they are unloaded. */
 	for (size_t i = 0; i < fresh.nr_models; i++) {
-		if (has_model(s->cfg, fresh.models[i].name))
+		if (find_model(s, fresh.models[i].name))
 			continue;
-		model_spec(s, &fresh.models[i], text);
+		exl3_domains_model_spec(&s->all, &fresh.models[i], text);
 		if (exl3_config_add_model(s->cfg, text, true, &err) < 0)
 			exl3_err("reload: %s", err.text);
 	}
-	if (!s->worker || !tell_reload(s, &fresh))
-		exl3_warn("reload: no worker listens now; the next one has the new values");
+	for (uint32_t i = 0; i < s->nr_domains; i++) {
+		if (s->domains[i].state == EXL3_DOMAIN_FAILED)
+			exl3_domain_retry(&s->domains[i]);
+		else
+			tell_reload(s, &s->domains[i], &fresh);
+	}
 	exl3_config_fini(&fresh);
 }
 
-static void on_signals(struct supervisor *s)
+static void on_signals(void *arg, uint32_t events)
 {
+	struct supervisor *s = arg;
 	struct signalfd_siginfo info;
 
+	(void)events;
 	while (read(s->signal_fd, &info, sizeof(info)) == sizeof(info)) {
 		switch (info.ssi_signo) {
 		case SIGCHLD:
@@ -332,138 +325,200 @@ static void on_signals(struct supervisor *s)
 			reload(s);
 			break;
 		default:
-			drain(s, (int)info.ssi_signo);
+			exl3_info("%s: draining", strsignal((int)info.ssi_signo));
+			drain(s);
 			break;
 		}
 	}
 }
 
-static void on_worker_message(struct supervisor *s, const struct exl3_sup_msg *msg)
-{
-	struct exl3_error err;
+/* ---- clients ---- */
 
-	switch (msg->type) {
-	case EXL3_SUP_READY:
-		if (s->state == STARTING)
-			s->state = RUNNING;
-		sd_notify(0, "READY=1");
-		break;
-	case EXL3_SUP_STATUS:
-		sd_notifyf(0, "STATUS=%s", msg->text);
-		break;
-	case EXL3_SUP_BEAT:
-		sd_notify(0, "WATCHDOG=1");
-		break;
-	case EXL3_SUP_ADDED:
-		if (exl3_config_add_model(s->cfg, msg->text, true, &err) < 0)
-			exl3_warn("it will not be there after a restart: %s", err.text);
-		break;
-	case EXL3_SUP_REMOVED:
-		exl3_config_remove_model(s->cfg, msg->text);
-		break;
-	default:
-		break;
+/* The domain of whoever was at the other end when it connected. */
+static struct exl3_domain *domain_of(struct supervisor *s, int fd)
+{
+	static uint32_t gids[GROUPS_MAX + 1];
+	socklen_t len = sizeof(struct ucred);
+	struct ucred cred;
+	size_t nr = 0;
+
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) < 0)
+		return &s->domains[0]; /* the worker will say so */
+	if (s->cfg->nr_domains) {
+		gids[nr++] = cred.gid;
+		len = sizeof(gids) - sizeof(gids[0]);
+		if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, gids + nr, &len) == 0)
+			nr += len / sizeof(gids[0]);
 	}
+	nr = exl3_config_domain_of(s->cfg, cred.uid, gids, nr);
+	/* The configuration may name them in another order by now. */
+	for (uint32_t i = 1; nr && i < s->nr_domains; i++) {
+		if (strcmp(s->domains[i].name, s->cfg->domains[nr - 1].name) == 0)
+			return &s->domains[i];
+	}
+	return &s->domains[0];
 }
 
-static void on_control(struct supervisor *s)
+static void rest_from_listening(struct supervisor *s)
 {
-	struct exl3_sup_msg msg;
-	ssize_t n;
+	exl3_watch_set(s->loop, s->listen_watch, 0);
+	exl3_timer_set(s->loop, &s->listen_timer, exl3_now_ns() + LISTEN_REST_NS);
+}
 
-	while (s->control_fd >= 0) {
-		n = recv(s->control_fd, &msg, sizeof(msg), MSG_DONTWAIT);
-		if (n < 0 && errno == EINTR)
+static void on_listen_again(void *arg)
+{
+	struct supervisor *s = arg;
+
+	if (s->spare_fd < 0)
+		s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	exl3_watch_set(s->loop, s->listen_watch, POLLIN);
+}
+
+/* Out of descriptors: the spare one lets us take the client off the queue and turn it away, or the
+ * listening socket would stay ready for ever. */
+static void turn_away(struct supervisor *s)
+{
+	int fd;
+
+	exl3_closep(&s->spare_fd);
+	fd = accept4(s->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	if (fd >= 0)
+		exl3_domains_refuse(&s->all, fd, -EMFILE, "no file descriptors left");
+}
+
+static void on_listen(void *arg, uint32_t events)
+{
+	struct supervisor *s = arg;
+
+	(void)events;
+	for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
+		int fd = accept4(s->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+		if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
 			continue;
-		if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-			return;
-		if (n <= (ssize_t)offsetof(struct exl3_sup_msg, text)) {
-			exl3_closep(&s->control_fd); /* SIGCHLD follows */
+		if (fd < 0) {
+			if (errno == EAGAIN || errno == EWOULDBLOCK)
+				return;
+			if (errno == EMFILE || errno == ENFILE)
+				turn_away(s);
+			rest_from_listening(s);
 			return;
 		}
-		((char *)&msg)[n - 1] = 0;
-		on_worker_message(s, &msg);
+		exl3_domain_connected(domain_of(s, fd), fd);
 	}
 }
 
-static void on_due(struct supervisor *s)
-{
-	struct exl3_error err;
+/* ---- start ---- */
 
-	if (s->state == DRAINING) {
-		exl3_warn("the worker did not drain in time and is killed");
-		kill(s->worker, SIGKILL);
-		s->due_ns += KILL_AFTER_NS;
-		return;
-	}
-	exl3_info("restarting the worker (%u of %llu)", s->restarts,
-		  (unsigned long long)s->cfg->restart_limit);
-	if (start_worker(s, &err) < 0) {
-		exl3_err("%s", err.text);
-		back_off(s);
+static void raise_fd_limit(void)
+{
+	struct rlimit lim;
+
+	if (getrlimit(RLIMIT_NOFILE, &lim) == 0 && lim.rlim_cur < lim.rlim_max) {
+		lim.rlim_cur = lim.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &lim);
 	}
 }
 
-static void supervise(struct supervisor *s)
+static int catch_signals(struct supervisor *s, struct exl3_error *err)
 {
-	while (!s->end) {
-		struct pollfd fds[2] = {{.fd = s->signal_fd, .events = POLLIN},
-					{.fd = s->control_fd, .events = POLLIN}};
-		bool timed = s->state == BACKOFF || s->state == DRAINING;
-		uint64_t now = exl3_now_ns();
-		int timeout = -1;
-
-		if (timed)
-			timeout = s->due_ns <= now ? 0 : (int)((s->due_ns - now) / 1000000 + 1);
-		if (poll(fds, 2, timeout) < 0 && errno != EINTR)
-			break;
-		/* Messages first: a worker that ended may have left some. */
-		if (fds[1].revents)
-			on_control(s);
-		if (fds[0].revents)
-			on_signals(s);
-		if (timed && !s->end && (s->state == BACKOFF || s->state == DRAINING) &&
-		    exl3_now_ns() >= s->due_ns)
-			on_due(s);
-	}
-}
-
-int exl3_supervisor_main(struct exl3_config *cfg, int argc, char *const argv[])
-{
-	struct supervisor s = {
-		.cfg = cfg, .argc = argc, .argv = argv, .signal_fd = -1, .control_fd = -1};
-	uint64_t watchdog_us = 0;
-	struct exl3_error err;
 	sigset_t mask;
 
-	if (exl3_listener_open(cfg->socket, &s.listener, &err) < 0) {
-		exl3_err("%s", err.text);
-		return 1;
-	}
-	if (getrandom(&s.instance, sizeof(s.instance), 0) != sizeof(s.instance))
-		s.instance = exl3_now_ns();
-	if (sd_watchdog_enabled(0, &watchdog_us) > 0)
-		s.watchdog_ns = watchdog_us * 1000;
 	signal(SIGPIPE, SIG_IGN);
 	sigemptyset(&mask);
 	sigaddset(&mask, SIGCHLD);
 	sigaddset(&mask, SIGTERM);
 	sigaddset(&mask, SIGINT);
 	sigaddset(&mask, SIGHUP);
-	sigprocmask(SIG_BLOCK, &mask, &s.old_mask);
-	s.signal_fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
-	s.window_start_ns = exl3_now_ns();
-	if (s.signal_fd < 0) {
-		exl3_err("signalfd: %m");
-		s.status = 1;
-	} else if (start_worker(&s, &err) < 0) {
-		exl3_err("%s", err.text);
-		s.status = 1;
-	} else {
-		supervise(&s);
+	sigprocmask(SIG_BLOCK, &mask, &s->old_mask);
+	s->signal_fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
+	return s->signal_fd < 0 ? exl3_errf(err, -errno, "signalfd: %m") : 0;
+}
+
+static int start(struct supervisor *s, struct exl3_error *err)
+{
+	uint64_t watchdog_us = 0;
+	int rc = catch_signals(s, err);
+
+	if (rc == 0)
+		rc = exl3_loop_new(&s->loop, err);
+	if (rc < 0)
+		return rc;
+	raise_fd_limit();
+	s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	if (getrandom(&s->all.instance, sizeof(s->all.instance), 0) != sizeof(s->all.instance))
+		s->all.instance = exl3_now_ns();
+	if (sd_watchdog_enabled(0, &watchdog_us) > 0)
+		s->watchdog_ns = watchdog_us * 1000;
+	s->all.loop = s->loop;
+	s->all.cfg = s->cfg;
+	s->all.program = s->argv[0];
+	s->all.worker_mask = &s->old_mask;
+	s->all.beat_ns = s->watchdog_ns / 4;
+	s->all.several = s->cfg->nr_domains > 0;
+	s->all.message = on_message;
+	s->all.changed = on_changed;
+	s->all.arg = s;
+	s->listen_timer.fn = on_listen_again;
+	s->beat.fn = on_beat;
+	s->listen_timer.arg = s->beat.arg = s;
+	exl3_domain_init(&s->domains[s->nr_domains++], &s->all, EXL3_DOMAIN_DEFAULT);
+	for (size_t i = 0; i < s->cfg->nr_domains; i++)
+		exl3_domain_init(&s->domains[s->nr_domains++], &s->all, s->cfg->domains[i].name);
+	if (exl3_watch_add(s->loop, s->signal_fd, POLLIN, EXL3_WATCH_LEVEL, on_signals, s,
+			   &s->signal_watch) < 0 ||
+	    exl3_watch_add(s->loop, s->listener.fd, POLLIN, EXL3_WATCH_LEVEL, on_listen, s,
+			   &s->listen_watch) < 0)
+		return exl3_errf(err, -ENOMEM, "supervisor: out of memory");
+	for (uint32_t i = 0; rc == 0 && i < s->nr_domains; i++)
+		rc = exl3_domain_start(&s->domains[i], err);
+	if (s->watchdog_ns)
+		exl3_timer_set(s->loop, &s->beat, exl3_now_ns() + s->watchdog_ns / 4);
+	return rc;
+}
+
+static void finish(struct supervisor *s)
+{
+	for (uint32_t i = 0; i < s->nr_domains; i++) {
+		if (s->domains[i].worker) /* only if the start has failed */
+			kill(s->domains[i].worker, SIGKILL);
+		exl3_domain_fini(&s->domains[i]);
 	}
-	exl3_listener_close(&s.listener);
-	exl3_closep(&s.control_fd);
-	exl3_closep(&s.signal_fd);
-	return s.status;
+	exl3_listener_close(&s->listener);
+	if (s->loop) {
+		exl3_timer_cancel(s->loop, &s->listen_timer);
+		exl3_timer_cancel(s->loop, &s->beat);
+		s->signal_watch = exl3_watch_drop(s->loop, s->signal_watch);
+		s->listen_watch = exl3_watch_drop(s->loop, s->listen_watch);
+	}
+	s->loop = exl3_loop_free(s->loop);
+	exl3_closep(&s->signal_fd);
+	exl3_closep(&s->spare_fd);
+}
+
+int exl3_supervisor_main(struct exl3_config *cfg, int argc, char *const argv[])
+{
+	static struct supervisor supervisor; /* one per process */
+	struct supervisor *s = &supervisor;
+	struct exl3_error err;
+
+	s->cfg = cfg;
+	s->argc = argc;
+	s->argv = argv;
+	s->signal_fd = s->spare_fd = -1;
+	if (exl3_listener_open(cfg->socket, &s->listener, &err) < 0) {
+		exl3_err("%s", err.text);
+		return 1;
+	}
+	if (start(s, &err) < 0) {
+		exl3_err("%s", err.text);
+		s->status = 1;
+		s->end = true;
+	}
+	while (!s->end) {
+		if (!exl3_loop_poll(s->loop, exl3_now_ns()))
+			exl3_loop_wait(s->loop, UINT64_MAX);
+	}
+	finish(s);
+	return s->status;
 }

@@ -21,30 +21,22 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define ACCEPTS_PER_TURN 16
-#define REFUSED_MAX      64u /* clients beyond clients-max that still get an answer */
-#define LISTEN_REST_NS   100000000ull
-#define RELAX            16 /* pauses between two looks of a spinning loop */
+#define MESSAGES_PER_TURN 16  /* of the supervisor, then clients get their turn */
+#define REFUSED_MAX       64u /* clients beyond clients-max that still get an answer */
+#define RELAX             16  /* pauses between two looks of a spinning loop */
 
 /* ---- supervisor ---- */
 
 void exl3_worker_tell(struct exl3_worker *w, enum exl3_sup_type type, const char *text)
 {
 	struct exl3_sup_msg msg = {.type = type, .generation = w->generation};
-	size_t len = strlen(text ? text : "");
-	int flags = MSG_NOSIGNAL;
-
-	if (len >= sizeof(msg.text))
-		len = sizeof(msg.text) - 1;
-	memcpy(msg.text, text ? text : "", len);
-	msg.text[len] = 0;
 	/* A supervisor that is busy loses a status line or a beat, never the worker's time. What changes its
 	 * mind must arrive; it reads all the time. */
-	if (type == EXL3_SUP_STATUS || type == EXL3_SUP_BEAT)
-		flags |= MSG_DONTWAIT;
-	if (send(w->control_fd, &msg, offsetof(struct exl3_sup_msg, text) + len + 1, flags) < 0 &&
-	    errno != EAGAIN)
-		exl3_dbg("supervisor: %m");
+	bool wait = type != EXL3_SUP_STATUS && type != EXL3_SUP_BEAT;
+	int rc = exl3_sup_send(w->control_fd, &msg, text, NULL, 0, wait);
+
+	if (rc < 0 && rc != -EAGAIN)
+		exl3_dbg("supervisor: %s", strerror(-rc));
 }
 
 void exl3_worker_keep_model(struct exl3_worker *w, const struct exl3_registered *reg)
@@ -55,22 +47,6 @@ void exl3_worker_keep_model(struct exl3_worker *w, const struct exl3_registered 
 	snprintf(spec, sizeof(spec), "%s=%s,device=%s", reg->name, reg->path,
 		 w->cfg->device ? w->cfg->device : "0");
 	exl3_worker_tell(w, EXL3_SUP_ADDED, spec);
-}
-
-/* 1: a message, 0: none now, -1: the supervisor is gone. */
-static int hear(struct exl3_worker *w, struct exl3_sup_msg *msg, int flags)
-{
-	ssize_t n;
-
-	do {
-		n = recv(w->control_fd, msg, sizeof(*msg), flags);
-	} while (n < 0 && errno == EINTR);
-	if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-		return 0;
-	if (n <= (ssize_t)offsetof(struct exl3_sup_msg, text))
-		return -1;
-	((char *)msg)[n - 1] = 0;
-	return 1;
 }
 
 static void tell_status(struct exl3_worker *w)
@@ -99,8 +75,8 @@ static void check_ready(struct exl3_worker *w)
 	if (!w->ready && !w->models.nr_loading && !w->stop) {
 		w->ready = true;
 		exl3_worker_tell(w, EXL3_SUP_READY, NULL);
-		exl3_info("worker %d serves on %s, generation %u", (int)getpid(), w->cfg->socket,
-			  w->generation);
+		exl3_info("worker %d serves on %s, domain %s, generation %u", (int)getpid(),
+			  w->cfg->socket, w->domain, w->generation);
 	}
 	tell_status(w);
 }
@@ -114,7 +90,9 @@ static void on_model(void *arg, struct exl3_registered *reg, enum exl3_models_ev
 		w->status = EXL3_WORKER_REFUSED;
 		w->stop = true;
 	} else if (event == EXL3_MODELS_FAILED && !reg->at_start) {
-		exl3_worker_tell(w, EXL3_SUP_REMOVED, reg->name); /* not to be tried again */
+		exl3_worker_tell(w, EXL3_SUP_FAILED, reg->name); /* not to be tried again */
+	} else if (event == EXL3_MODELS_LOADED && !reg->at_start) {
+		exl3_worker_tell(w, EXL3_SUP_LOADED, reg->name);
 	}
 	exl3_control_model_event(w, reg, event);
 	check_ready(w);
@@ -177,7 +155,7 @@ static void reload_go(struct exl3_worker *w)
 		if (exl3_worker_check_device(w, m->device, &err) < 0 ||
 		    exl3_models_load(&w->models, m->name, m->path, false, &reg, &err) < 0) {
 			exl3_err("reload: %s", err.text);
-			exl3_worker_tell(w, EXL3_SUP_REMOVED, m->name);
+			exl3_worker_tell(w, EXL3_SUP_FAILED, m->name);
 		} else {
 			exl3_worker_keep_model(w, reg);
 		}
@@ -215,20 +193,101 @@ static void reload(struct exl3_worker *w, const struct exl3_sup_msg *msg)
 	}
 }
 
+/* ---- clients and models that the supervisor hands on ---- */
+
+static void take_client(struct exl3_worker *w, int fd)
+{
+	struct exl3_error err;
+	bool full = w->nr_peers >= w->cfg->clients_max;
+
+	if (w->nr_peers >= w->cfg->clients_max + REFUSED_MAX) {
+		exl3_log_limited(EXL3_LOG_WARN, "a client was turned away: %u are connected",
+				 w->nr_peers);
+		exl3_loop_close(w->loop, &fd);
+		return;
+	}
+	if (exl3_peer_new(w, fd, full, &err) < 0) {
+		exl3_log_limited(EXL3_LOG_WARN, "%s", err.text);
+		exl3_loop_close(w->loop, &fd);
+	}
+}
+
+/* Another domain has loaded it, so that all have the same models. */
+static void follow_load(struct exl3_worker *w, const char *spec)
+{
+	struct exl3_config one = {0};
+	struct exl3_registered *reg;
+	struct exl3_error err;
+	int rc = exl3_config_add_model(&one, spec, true, &err);
+
+	if (rc == 0) {
+		reg = exl3_models_find(&w->models, one.models[0].name);
+		if (!w->draining && (!reg || reg->state == EXL3_MODEL_FAILED)) {
+			rc = exl3_worker_check_device(w, one.models[0].device, &err);
+			if (rc == 0)
+				rc = exl3_models_load(&w->models, one.models[0].name,
+						      one.models[0].path, false, &reg, &err);
+		} else if (reg && strcmp(reg->path, one.models[0].path) != 0) {
+			exl3_warn("model %s: this domain has loaded it from %s, another one from %s",
+				  reg->name, reg->path, one.models[0].path);
+		}
+	}
+	if (rc < 0)
+		exl3_err("%s", err.text);
+	exl3_config_fini(&one);
+}
+
+static void follow_unload(struct exl3_worker *w, const char *name)
+{
+	struct exl3_registered *reg = exl3_models_find(&w->models, name);
+
+	if (reg)
+		exl3_models_unload(reg);
+}
+
+static void on_message(struct exl3_worker *w, const struct exl3_sup_msg *msg, int *fds,
+		       unsigned nr_fds)
+{
+	switch (msg->type) {
+	case EXL3_SUP_CLIENT:
+		if (nr_fds == 1)
+			take_client(w, exl3_take_fd(&fds[0]));
+		else
+			exl3_log_limited(EXL3_LOG_WARN,
+					 "a client was turned away: no file descriptors left");
+		break;
+	case EXL3_SUP_LOAD:
+		follow_load(w, msg->text);
+		break;
+	case EXL3_SUP_UNLOAD:
+		follow_unload(w, msg->text);
+		break;
+	case EXL3_SUP_DRAIN:
+		exl3_worker_drain(w, "asked by the supervisor");
+		break;
+	default:
+		reload(w, msg);
+		break;
+	}
+	for (unsigned i = 0; i < nr_fds; i++)
+		exl3_loop_close(w->loop, &fds[i]);
+}
+
 static void on_control(void *arg, uint32_t events)
 {
+	static struct exl3_sup_msg msg; /* loop thread only */
 	struct exl3_worker *w = arg;
-	struct exl3_sup_msg msg;
-	int rc;
+	int fds[EXL3_FDS_MAX], rc = 0;
+	unsigned nr_fds;
 
 	(void)events;
-	while ((rc = hear(w, &msg, MSG_DONTWAIT)) > 0) {
-		if (msg.type == EXL3_SUP_DRAIN)
-			exl3_worker_drain(w, "asked by the supervisor");
-		else
-			reload(w, &msg);
+	for (int i = 0; i < MESSAGES_PER_TURN; i++) {
+		rc = exl3_sup_recv(w->control_fd, &msg, fds, &nr_fds, false);
+		if (rc == 0 || rc == -ECONNRESET)
+			break;
+		on_message(w, &msg, fds, nr_fds);
 	}
-	if (rc < 0) {
+	if (rc == -ECONNRESET) {
 		exl3_err("the supervisor is gone, leaving");
 		w->status = 1;
 		w->stop = true;
@@ -244,70 +303,6 @@ static void on_signal(void *arg, uint32_t events)
 	while (read(w->signal_fd, &info, sizeof(info)) == sizeof(info)) {
 		if (info.ssi_signo == SIGTERM)
 			exl3_worker_drain(w, "SIGTERM");
-	}
-}
-
-/* ---- clients ---- */
-
-/* Out of descriptors: the spare one lets us take the client off the queue and turn it away, or the
- * listening socket would stay ready for ever. */
-static void turn_away(struct exl3_worker *w)
-{
-	int fd;
-
-	exl3_closep(&w->spare_fd);
-	fd = accept4(w->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-	exl3_loop_close(w->loop, &fd);
-	exl3_log_limited(EXL3_LOG_WARN, "a client was turned away: no file descriptors left");
-}
-
-/* The listening socket stays ready while nothing can be taken from it: not to be looked at in every
- * turn of the loop. */
-static void rest_from_listening(struct exl3_worker *w)
-{
-	exl3_watch_set(w->loop, w->listen_watch, 0);
-	exl3_timer_set(w->loop, &w->listen_timer, exl3_now_ns() + LISTEN_REST_NS);
-}
-
-static void on_listen_again(void *arg)
-{
-	struct exl3_worker *w = arg;
-
-	if (w->spare_fd < 0)
-		w->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-	exl3_watch_set(w->loop, w->listen_watch, POLLIN);
-}
-
-static void on_listen(void *arg, uint32_t events)
-{
-	struct exl3_worker *w = arg;
-	struct exl3_error err;
-
-	(void)events;
-	for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
-		int fd = accept4(w->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-		bool full = w->nr_peers >= w->cfg->clients_max;
-
-		if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
-			continue;
-		if (fd < 0) {
-			if (errno == EAGAIN || errno == EWOULDBLOCK)
-				return;
-			if (errno == EMFILE || errno == ENFILE)
-				turn_away(w);
-			rest_from_listening(w);
-			return;
-		}
-		if (w->nr_peers >= w->cfg->clients_max + REFUSED_MAX) {
-			exl3_log_limited(EXL3_LOG_WARN,
-					 "a client was turned away: %u are connected", w->nr_peers);
-			exl3_loop_close(w->loop, &fd);
-			continue;
-		}
-		if (exl3_peer_new(w, fd, full, &err) < 0) {
-			exl3_log_limited(EXL3_LOG_WARN, "%s", err.text);
-			exl3_loop_close(w->loop, &fd);
-		}
 	}
 }
 
@@ -418,24 +413,30 @@ static int block_signals(struct exl3_error *err)
 /* What the supervisor says first. */
 static int meet_supervisor(struct exl3_worker *w, struct exl3_error *err)
 {
+	int fds[EXL3_FDS_MAX], rc;
 	struct exl3_sup_msg msg;
+	unsigned nr_fds;
 
 	/* Not the files: they may have been edited since, and nobody has asked for that to count. */
-	while (hear(w, &msg, 0) > 0) {
+	while (exl3_sup_recv(w->control_fd, &msg, fds, &nr_fds, true) > 0) {
+		for (unsigned i = 0; i < nr_fds; i++)
+			exl3_closep(&fds[i]);
+		rc = 0;
 		switch (msg.type) {
 		case EXL3_SUP_HELLO:
 			w->instance = msg.instance;
 			w->generation = msg.generation;
 			w->supervisor = msg.pid;
-			w->beat_ns = msg.watchdog_ns;
+			w->beat_ns = msg.interval_ns;
+			snprintf(w->domain, sizeof(w->domain), "%.*s", (int)EXL3_DOMAIN_NAME_MAX,
+				 msg.text);
 			break;
 		case EXL3_SUP_KEY:
-			if (exl3_config_set(w->cfg, msg.text, err) < 0)
-				return err->code;
+			rc = exl3_config_set(w->cfg, msg.text, err);
 			break;
 		case EXL3_SUP_MODEL:
-			if (exl3_config_add_model(w->cfg, msg.text, msg.generation != 0, err) < 0)
-				return err->code;
+			rc = exl3_config_add_model(w->cfg, msg.text, msg.flags & EXL3_SUP_BY_CLIENT,
+						   err);
 			break;
 		case EXL3_SUP_GO:
 			exl3_log_set_level(exl3_config_log_level(w->cfg));
@@ -443,6 +444,8 @@ static int meet_supervisor(struct exl3_worker *w, struct exl3_error *err)
 		default:
 			break;
 		}
+		if (rc < 0)
+			return rc;
 	}
 	return exl3_errf(err, -EPIPE, "the supervisor went away during the start");
 }
@@ -479,7 +482,6 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 	if (rc < 0)
 		return rc;
 	raise_fd_limit();
-	w->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	probe_backends(w);
 	rc = open_device(w, err);
 	if (rc == 0)
@@ -514,15 +516,12 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 	w->drain_timer.arg = w;
 	w->beat.fn = on_beat;
 	w->beat.arg = w;
-	w->listen_timer.fn = on_listen_again;
-	w->listen_timer.arg = w;
-	if (exl3_watch_add(w->loop, w->listen_fd, POLLIN, EXL3_WATCH_LEVEL, on_listen, w,
-			   &w->listen_watch) < 0 ||
-	    exl3_watch_add(w->loop, w->control_fd, POLLIN, EXL3_WATCH_LEVEL, on_control, w,
+	if (exl3_watch_add(w->loop, w->control_fd, POLLIN, EXL3_WATCH_LEVEL, on_control, w,
 			   &w->control_watch) < 0 ||
 	    exl3_watch_add(w->loop, w->signal_fd, POLLIN, EXL3_WATCH_LEVEL, on_signal, w,
 			   &w->signal_watch) < 0)
 		return exl3_errf(err, -ENOMEM, "worker: out of memory");
+	exl3_worker_tell(w, EXL3_SUP_OPEN, NULL);
 	return start_loads(w, err);
 }
 
@@ -573,8 +572,6 @@ static void worker_fini(struct exl3_worker *w)
 	if (w->loop) {
 		exl3_timer_cancel(w->loop, &w->beat);
 		exl3_timer_cancel(w->loop, &w->drain_timer);
-		exl3_timer_cancel(w->loop, &w->listen_timer);
-		w->listen_watch = exl3_watch_drop(w->loop, w->listen_watch);
 		w->control_watch = exl3_watch_drop(w->loop, w->control_watch);
 		w->signal_watch = exl3_watch_drop(w->loop, w->signal_watch);
 	}
@@ -582,10 +579,8 @@ static void worker_fini(struct exl3_worker *w)
 	drop_fresh(w);
 	if (w->ops)
 		w->dev = w->ops->close(w->dev);
-	exl3_closep(&w->spare_fd);
 	exl3_closep(&w->signal_fd);
 	exl3_closep(&w->control_fd);
-	exl3_closep(&w->listen_fd);
 }
 
 int exl3_worker_main(struct exl3_config *cfg)
@@ -597,10 +592,8 @@ int exl3_worker_main(struct exl3_config *cfg)
 
 	prctl(PR_SET_NAME, "exl3-worker");
 	w->cfg = cfg;
-	w->listen_fd = EXL3_WORKER_LISTEN_FD;
 	w->control_fd = EXL3_WORKER_CONTROL_FD;
-	w->signal_fd = w->spare_fd = -1;
-	fcntl(w->listen_fd, F_SETFD, FD_CLOEXEC);
+	w->signal_fd = -1;
 	fcntl(w->control_fd, F_SETFD, FD_CLOEXEC);
 	w->start_ns = exl3_now_ns();
 	rc = worker_init(w, &err);

@@ -1,0 +1,532 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* domain.c - a fault domain: some users' worker through all its generations, and the clients that wait. */
+#include "daemon/domain.h"
+
+#include "daemon/fault.h"
+#include "daemon/log.h"
+#include "proto/exl3.pb-c.h"
+#include "proto/frame.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BACKOFF_MIN_NS 10000000ull
+#define BACKOFF_MAX_NS 5000000000ull
+#define KILL_AFTER_NS  5000000000ull /* what a draining worker has beyond its drain-timeout */
+#define REST_NS        100000000ull  /* until the next try to hand on a client */
+#define OUT_MAX        4096u         /* messages that a worker may leave unread */
+#define MESSAGES_MAX   64            /* of one worker per turn of the loop */
+
+/* Exit status, unlike 1 for what a new start would meet again: systemd's unit tells them apart. */
+#define GAVE_UP 3
+
+/* A message that did not fit into the socket yet. */
+struct exl3_domain_packet {
+	struct exl3_domain_packet *next;
+	size_t bytes;
+	_Alignas(struct exl3_sup_msg) char data[];
+};
+
+struct exl3_domain_client {
+	struct exl3_domain_client *next;
+	int fd; /* owned */
+	uint64_t since_ns;
+};
+
+/* For the log: nothing where there is only one. One of a few static buffers. */
+static const char *label(const struct exl3_domain *d)
+{
+	static char text[2][EXL3_DOMAIN_NAME_MAX + 16];
+	static unsigned turn;
+
+	if (!d->all->several)
+		return "";
+	snprintf(text[turn %= 2], sizeof(text[0]), "domain %s: ", d->name);
+	return text[turn++];
+}
+
+static void set_state(struct exl3_domain *d, enum exl3_domain_state state)
+{
+	d->state = state;
+	d->all->changed(d);
+}
+
+/* ---- clients that wait ---- */
+
+void exl3_domains_refuse(const struct exl3_domains *all, int fd, int code, const char *fmt, ...)
+{
+	Exl3__Reply reply = EXL3__REPLY__INIT;
+	uint8_t packet[EXL3_ERROR_TEXT_MAX + 64];
+	char text[EXL3_ERROR_TEXT_MAX];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof(text), fmt, ap);
+	va_end(ap);
+	/* Id 0: it answers no request; those are not read here. */
+	reply.code = code;
+	reply.error = text;
+	reply.instance = all->instance;
+	if (exl3__reply__get_packed_size(&reply) <= sizeof(packet))
+		exl3_frame_send(fd, packet, exl3__reply__pack(&reply, packet), NULL, 0,
+				EXL3_FRAME_NOWAIT, NULL);
+	exl3_log_limited(EXL3_LOG_WARN, "a client was turned away: %s", text);
+	exl3_loop_close(all->loop, &fd);
+}
+
+static void waiting_refuse(struct exl3_domain *d, int code, const char *why)
+{
+	struct exl3_domain_client *c = d->waiting;
+
+	d->waiting = c->next;
+	if (!d->waiting)
+		d->waiting_tail = &d->waiting;
+	d->nr_waiting--;
+	exl3_domains_refuse(d->all, c->fd, code, "%s%s", label(d), why);
+	free(c);
+}
+
+static void waiting_refuse_all(struct exl3_domain *d)
+{
+	while (d->waiting) {
+		if (d->state == EXL3_DOMAIN_FAILED)
+			waiting_refuse(d, -EHOSTDOWN,
+				       "its worker died too often and is not started any more; the "
+				       "daemon's log says why");
+		else
+			waiting_refuse(d, -ESHUTDOWN, "the daemon is draining");
+	}
+}
+
+static void set_patience(struct exl3_domain *d)
+{
+	if (d->waiting)
+		exl3_timer_set(d->all->loop, &d->patience,
+			       d->waiting->since_ns + EXL3_WAITING_NS);
+	else
+		exl3_timer_cancel(d->all->loop, &d->patience);
+}
+
+/* 0, or why the first one has to wait on. */
+static int hand_on(struct exl3_domain *d)
+{
+	struct exl3_sup_msg msg = {.type = EXL3_SUP_CLIENT};
+	struct exl3_domain_client *c = d->waiting;
+	int rc = exl3_fault("domain.hand_on")
+			 ? -EAGAIN
+			 : exl3_sup_send(d->control_fd, &msg, NULL, &c->fd, 1, false);
+
+	if (rc < 0)
+		return rc;
+	d->waiting = c->next;
+	if (!d->waiting)
+		d->waiting_tail = &d->waiting;
+	d->nr_waiting--;
+	/* Ours may be the last close, if the worker was quick: never here, see exl3_loop_close(). */
+	exl3_loop_close(d->all->loop, &c->fd);
+	free(c);
+	return 0;
+}
+
+static void out_drop(struct exl3_domain *d)
+{
+	struct exl3_domain_packet *p;
+
+	while ((p = d->out)) {
+		d->out = p->next;
+		free(p);
+	}
+	d->out_tail = &d->out;
+	d->nr_out = 0;
+}
+
+/* Sends what the worker's socket takes, messages first, then clients if it takes any. */
+static void flush(struct exl3_domain *d)
+{
+	struct exl3_domain_packet *p;
+	int rc = 0;
+
+	if (d->control_fd < 0)
+		return;
+	while (rc == 0 && (p = d->out)) {
+		rc = exl3_frame_send(d->control_fd, p->data, p->bytes, NULL, 0, EXL3_FRAME_NOWAIT,
+				     NULL);
+		if (rc < 0)
+			break;
+		d->out = p->next;
+		if (!d->out)
+			d->out_tail = &d->out;
+		d->nr_out--;
+		free(p);
+	}
+	while (rc == 0 && d->waiting && d->state == EXL3_DOMAIN_SERVING)
+		rc = hand_on(d);
+	set_patience(d);
+	if (rc == -ETOOMANYREFS || rc == -ENOBUFS || rc == -ENOMEM)
+		exl3_timer_set(d->all->loop, &d->patience, exl3_now_ns() + REST_NS);
+	else if (rc < 0 && rc != -EAGAIN)
+		out_drop(d); /* its end is seen by SIGCHLD */
+	exl3_watch_set(d->all->loop, d->watch, rc == -EAGAIN ? POLLIN | POLLOUT : POLLIN);
+}
+
+static void on_patience(void *arg)
+{
+	struct exl3_domain *d = arg;
+	uint64_t now = exl3_now_ns();
+
+	while (d->waiting && now - d->waiting->since_ns >= EXL3_WAITING_NS)
+		waiting_refuse(d, -EAGAIN,
+			       "no worker has taken the connection for a while: try again later; "
+			       "the daemon's log says why");
+	set_patience(d);
+	flush(d);
+}
+
+void exl3_domain_connected(struct exl3_domain *d, int fd)
+{
+	struct exl3_domain_client *c;
+
+	if (d->state == EXL3_DOMAIN_FAILED || d->state == EXL3_DOMAIN_ENDED) {
+		exl3_domains_refuse(
+			d->all, fd, d->state == EXL3_DOMAIN_FAILED ? -EHOSTDOWN : -ESHUTDOWN,
+			"%s%s", label(d),
+			d->state == EXL3_DOMAIN_FAILED
+				? "its worker died too often and is not started any more; the "
+				  "daemon's log says why"
+				: "the daemon is draining");
+		return;
+	}
+	if (d->nr_waiting >= EXL3_WAITING_MAX) {
+		exl3_domains_refuse(d->all, fd, -EAGAIN,
+				    "%s%u clients wait for its worker already: try again later",
+				    label(d), d->nr_waiting);
+		return;
+	}
+	c = exl3_fault("domain.client") ? NULL : malloc(sizeof(*c));
+	if (!c) {
+		exl3_domains_refuse(d->all, fd, -ENOMEM, "out of memory");
+		return;
+	}
+	*c = (struct exl3_domain_client){.fd = fd, .since_ns = exl3_now_ns()};
+	*d->waiting_tail = c;
+	d->waiting_tail = &c->next;
+	d->nr_waiting++;
+	flush(d);
+	set_patience(d);
+}
+
+/* ---- messages ---- */
+
+bool exl3_domain_tell(struct exl3_domain *d, enum exl3_sup_type type, unsigned flags,
+		      const char *text)
+{
+	const size_t head = offsetof(struct exl3_sup_msg, text);
+	size_t len = strlen(text ? text : "");
+	struct exl3_domain_packet *p;
+	struct exl3_sup_msg *msg;
+
+	if (d->control_fd < 0 || d->nr_out >= OUT_MAX)
+		return false;
+	if (len >= EXL3_SUP_TEXT_MAX)
+		len = EXL3_SUP_TEXT_MAX - 1;
+	p = calloc(1, sizeof(*p) + head + len + 1);
+	if (!p)
+		return false;
+	p->bytes = head + len + 1;
+	msg = (struct exl3_sup_msg *)(void *)p->data;
+	msg->type = type;
+	msg->flags = flags;
+	msg->generation = d->generation;
+	msg->pid = getpid();
+	msg->instance = d->all->instance;
+	msg->interval_ns = d->all->beat_ns;
+	memcpy(p->data + head, text ? text : "", len);
+	*d->out_tail = p;
+	d->out_tail = &p->next;
+	d->nr_out++;
+	flush(d);
+	return true;
+}
+
+void exl3_domains_model_spec(const struct exl3_domains *all, const struct exl3_config_model *m,
+			     char text[EXL3_SUP_TEXT_MAX])
+{
+	snprintf(text, EXL3_SUP_TEXT_MAX, "%s=%s,device=%s", m->name, m->path,
+		 m->device          ? m->device
+		 : all->cfg->device ? all->cfg->device
+				    : "0");
+}
+
+static void hang_up(struct exl3_domain *d)
+{
+	d->watch = exl3_watch_drop(d->all->loop, d->watch);
+	exl3_closep(&d->control_fd);
+	out_drop(d);
+}
+
+static void hear(struct exl3_domain *d, const struct exl3_sup_msg *msg, const int *fds,
+		 unsigned nr_fds)
+{
+	d->heard_ns = exl3_now_ns();
+	if (msg->type == EXL3_SUP_OPEN && d->state == EXL3_DOMAIN_STARTING) {
+		set_state(d, EXL3_DOMAIN_SERVING);
+		flush(d);
+	} else if (msg->type == EXL3_SUP_READY) {
+		d->ready = true;
+	} else if (msg->type == EXL3_SUP_STATUS) {
+		snprintf(d->says, sizeof(d->says), "%.255s", msg->text);
+	}
+	d->all->message(d, msg, fds, nr_fds);
+}
+
+/* @all: the worker has ended, nothing else will come. */
+static void hear_all(struct exl3_domain *d, bool all)
+{
+	static struct exl3_sup_msg msg; /* one thread */
+	int fds[EXL3_FDS_MAX], rc;
+	unsigned nr_fds;
+
+	for (int i = 0; (all || i < MESSAGES_MAX) && d->control_fd >= 0; i++) {
+		rc = exl3_sup_recv(d->control_fd, &msg, fds, &nr_fds, false);
+		if (rc == 0)
+			return;
+		if (rc == -ECONNRESET) {
+			hang_up(d); /* SIGCHLD follows */
+			return;
+		}
+		hear(d, &msg, fds, nr_fds);
+	}
+}
+
+static void on_control(void *arg, uint32_t events)
+{
+	struct exl3_domain *d = arg;
+
+	if (events & ~(uint32_t)POLLOUT)
+		hear_all(d, false);
+	if (events & POLLOUT)
+		flush(d);
+}
+
+/* ---- start ---- */
+
+/* In the child: only one descriptor goes on. */
+static void become_worker(const struct exl3_domain *d, int control, pid_t supervisor)
+{
+	/* No flags and no files: the configuration comes from the supervisor, see greet(). */
+	char *const argv[] = {(char *)(uintptr_t)d->all->program, (char *)"--worker", (char *)"3",
+			      NULL};
+	int high = fcntl(control, F_DUPFD, 16);
+
+	if (high < 0 || dup2(high, EXL3_WORKER_CONTROL_FD) < 0)
+		_exit(1);
+	if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != supervisor)
+		_exit(1);
+	close_range(EXL3_WORKER_CONTROL_FD + 1, ~0u, 0);
+	unsetenv("NOTIFY_SOCKET"); /* the supervisor alone speaks to systemd */
+	unsetenv("WATCHDOG_USEC");
+	unsetenv("WATCHDOG_PID");
+	/* libgomp reads this when it is loaded. Its own default keeps an idle team spinning for
+	 * milliseconds, on cores that clients could use. */
+	setenv("GOMP_SPINCOUNT", "2000", 0);
+	sigprocmask(SIG_SETMASK, d->all->worker_mask, NULL);
+	/* Not by name: an upgrade may have put another version there, which the fds are not meant for. */
+	execv("/proc/self/exe", argv);
+	_exit(1);
+}
+
+static void greet(struct exl3_domain *d)
+{
+	const struct exl3_config *cfg = d->all->cfg;
+	char text[EXL3_SUP_TEXT_MAX];
+
+	exl3_domain_tell(d, EXL3_SUP_HELLO, 0, d->name);
+	for (size_t i = 0; exl3_config_setting(cfg, &i, text, sizeof(text));)
+		exl3_domain_tell(d, EXL3_SUP_KEY, 0, text);
+	for (size_t i = 0; i < cfg->nr_models; i++) {
+		exl3_domains_model_spec(d->all, &cfg->models[i], text);
+		exl3_domain_tell(d, EXL3_SUP_MODEL,
+				 cfg->models[i].by_client ? EXL3_SUP_BY_CLIENT : 0, text);
+	}
+	exl3_domain_tell(d, EXL3_SUP_GO, 0, NULL);
+}
+
+int exl3_domain_start(struct exl3_domain *d, struct exl3_error *err)
+{
+	pid_t supervisor = getpid(), pid;
+	int pair[2], rc;
+
+	if (exl3_fault("domain.start") || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+		return exl3_errf(err, -errno, "socketpair: %m");
+	rc = exl3_watch_add(d->all->loop, pair[0], POLLIN, EXL3_WATCH_LEVEL, on_control, d,
+			    &d->watch);
+	pid = rc < 0 ? -1 : fork();
+	if (pid < 0) {
+		rc = rc < 0 ? exl3_errf(err, rc, "worker: out of memory")
+			    : exl3_errf(err, -errno, "fork: %m");
+		d->watch = exl3_watch_drop(d->all->loop, d->watch);
+		close(pair[0]);
+		close(pair[1]);
+		return rc;
+	}
+	if (pid == 0)
+		become_worker(d, pair[1], supervisor);
+	close(pair[1]);
+	d->control_fd = pair[0];
+	d->worker = pid;
+	d->generation++;
+	d->heard_ns = exl3_now_ns();
+	set_state(d, EXL3_DOMAIN_STARTING);
+	greet(d);
+	return 0;
+}
+
+/* ---- the worker's end ---- */
+
+static void back_off(struct exl3_domain *d)
+{
+	const struct exl3_config *cfg = d->all->cfg;
+	uint64_t now = exl3_now_ns(), delay = BACKOFF_MIN_NS;
+
+	if (now - d->window_start_ns > cfg->restart_window_s * 1000000000u) {
+		d->window_start_ns = now;
+		d->restarts = 0;
+	}
+	if (d->restarts >= cfg->restart_limit) {
+		exl3_err("%sthe worker died %u times within %llu s: giving up", label(d),
+			 d->restarts + 1, (unsigned long long)cfg->restart_window_s);
+		d->status = GAVE_UP;
+		set_state(d, EXL3_DOMAIN_FAILED);
+		waiting_refuse_all(d);
+		set_patience(d);
+		return;
+	}
+	for (uint32_t i = 0; i < d->restarts && delay < BACKOFF_MAX_NS; i++)
+		delay *= 4;
+	d->restarts++;
+	exl3_timer_set(d->all->loop, &d->timer,
+		       now + (delay < BACKOFF_MAX_NS ? delay : BACKOFF_MAX_NS));
+	snprintf(d->says, sizeof(d->says), "worker died, restarting (%u of %llu)", d->restarts,
+		 (unsigned long long)cfg->restart_limit);
+	set_state(d, EXL3_DOMAIN_BACKOFF);
+}
+
+static void end(struct exl3_domain *d, int status)
+{
+	d->status = status;
+	exl3_timer_cancel(d->all->loop, &d->timer);
+	set_state(d, EXL3_DOMAIN_ENDED);
+	waiting_refuse_all(d);
+	set_patience(d);
+}
+
+void exl3_domain_ended(struct exl3_domain *d, int wstatus)
+{
+	pid_t pid = d->worker;
+
+	hear_all(d, true); /* its last words */
+	hang_up(d);
+	d->worker = 0;
+	exl3_timer_cancel(d->all->loop, &d->timer);
+	if (WIFEXITED(wstatus) && WEXITSTATUS(wstatus) == 0) {
+		end(d, 0); /* drained */
+		return;
+	}
+	if (WIFEXITED(wstatus) && WEXITSTATUS(wstatus) == EXL3_WORKER_REFUSED) {
+		end(d, 1); /* the worker has said why */
+		return;
+	}
+	if (WIFSIGNALED(wstatus))
+		exl3_err("%sworker %d was killed by signal %d (%s)", label(d), (int)pid,
+			 WTERMSIG(wstatus), strsignal(WTERMSIG(wstatus)));
+	else
+		exl3_err("%sworker %d ended with status %d", label(d), (int)pid,
+			 WEXITSTATUS(wstatus));
+	if (d->draining)
+		end(d, 1);
+	else
+		back_off(d);
+}
+
+static void on_due(void *arg)
+{
+	struct exl3_domain *d = arg;
+	struct exl3_error err;
+
+	if (d->worker) {
+		exl3_warn("%sthe worker did not drain in time and is killed", label(d));
+		kill(d->worker, SIGKILL);
+		exl3_timer_set(d->all->loop, &d->timer, exl3_now_ns() + KILL_AFTER_NS);
+		return;
+	}
+	exl3_info("%srestarting the worker (%u of %llu)", label(d), d->restarts,
+		  (unsigned long long)d->all->cfg->restart_limit);
+	if (exl3_domain_start(d, &err) < 0) {
+		exl3_err("%s%s", label(d), err.text);
+		back_off(d);
+	}
+}
+
+void exl3_domain_drain(struct exl3_domain *d)
+{
+	if (d->draining && d->worker) {
+		exl3_warn("%sto be ended again: the worker is killed", label(d));
+		kill(d->worker, SIGKILL);
+		return;
+	}
+	d->draining = true;
+	if (d->state == EXL3_DOMAIN_ENDED)
+		return;
+	if (!d->worker) {
+		end(d, 0);
+		return;
+	}
+	exl3_timer_set(d->all->loop, &d->timer,
+		       exl3_now_ns() + d->all->cfg->drain_timeout_s * 1000000000u + KILL_AFTER_NS);
+	exl3_domain_tell(d, EXL3_SUP_DRAIN, 0, NULL);
+}
+
+void exl3_domain_retry(struct exl3_domain *d)
+{
+	struct exl3_error err;
+
+	if (d->state != EXL3_DOMAIN_FAILED || d->draining)
+		return;
+	exl3_info("%strying again", label(d));
+	d->restarts = 0;
+	d->window_start_ns = exl3_now_ns();
+	if (exl3_domain_start(d, &err) < 0) {
+		exl3_err("%s%s", label(d), err.text);
+		back_off(d);
+	}
+}
+
+void exl3_domain_init(struct exl3_domain *d, struct exl3_domains *all, const char *name)
+{
+	*d = (struct exl3_domain){.all = all, .control_fd = -1};
+	snprintf(d->name, sizeof(d->name), "%s", name);
+	d->out_tail = &d->out;
+	d->waiting_tail = &d->waiting;
+	d->window_start_ns = exl3_now_ns();
+	d->timer.fn = on_due;
+	d->timer.arg = d;
+	d->patience.fn = on_patience;
+	d->patience.arg = d;
+}
+
+void exl3_domain_fini(struct exl3_domain *d)
+{
+	waiting_refuse_all(d);
+	exl3_timer_cancel(d->all->loop, &d->timer);
+	exl3_timer_cancel(d->all->loop, &d->patience);
+	hang_up(d);
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* supmsg.c - what supervisor and worker tell each other: one packet each, a header, a text, descriptors. */
+#include "daemon/supmsg.h"
+
+#include "proto/frame.h"
+
+#include <errno.h>
+#include <string.h>
+
+int exl3_sup_send(int sock, struct exl3_sup_msg *msg, const char *text, const int *fds,
+		  unsigned nr_fds, bool wait)
+{
+	size_t len = text ? strlen(text) : 0;
+
+	if (len >= sizeof(msg->text))
+		len = sizeof(msg->text) - 1;
+	if (text != msg->text)
+		memcpy(msg->text, text ? text : "", len);
+	msg->text[len] = 0;
+	return exl3_frame_send(sock, msg, offsetof(struct exl3_sup_msg, text) + len + 1, fds,
+			       nr_fds, wait ? 0 : EXL3_FRAME_NOWAIT, NULL);
+}
+
+int exl3_sup_recv(int sock, struct exl3_sup_msg *msg, int *fds, unsigned *nr_fds, bool wait)
+{
+	const size_t least = offsetof(struct exl3_sup_msg, text) + 1;
+	int n;
+
+	/* Cleared, so that the length of a packet whose descriptors were cut off need not be known. */
+	memset(msg, 0, least);
+	do {
+		n = exl3_frame_recv(sock, msg, sizeof(*msg), fds, EXL3_FDS_MAX, nr_fds,
+				    wait ? 0 : EXL3_FRAME_NOWAIT, NULL);
+	} while (n == -EINTR);
+	if (n == -EAGAIN)
+		return 0;
+	if (n == -EPROTO) {
+		msg->text[0] = 0;
+		return n;
+	}
+	if (n < (int)least) {
+		for (unsigned i = 0; i < *nr_fds; i++)
+			exl3_closep(&fds[i]);
+		*nr_fds = 0;
+		return -ECONNRESET;
+	}
+	((char *)msg)[n - 1] = 0;
+	return 1;
+}
