@@ -22,7 +22,7 @@ run() { # SECONDS COMMAND...
 commit=${EXL3_COMMIT:-$(git rev-parse --short=12 HEAD 2>/dev/null)}
 export EXL3_COMMIT=$commit
 run 150 "$build/bench/kernel_cuda" --csv "$out/linear_$gpu.csv" --shapes 0,1,2,3,4
-run 60 "$build/bench/mla_cuda" -o "$out/mla_$gpu.csv" -r "$commit" -c "$build/bench/mla_cuda -o $out/mla_$gpu.csv"
+run 60 "$build/bench/mla_cuda" -o "$out/mla_$gpu.csv"
 run 60 "$build/bench/moe_cuda" --csv "$out/moe_$gpu.csv" --commit "$commit"
 run 60 "$build/bench/rpc" --daemon "$build/exl3-daemon" --model tests/models/layers -o "$out/rpc_$gpu.csv"
 run 120 "$build/bench/load" --mib 16384 --repeat 3 --backend cuda -o "$out/load_$gpu.csv"

@@ -2,7 +2,8 @@
 /*
  * mla_cuda.cu - times of sparse MLA decode on one GPU, as mla_<gpu>.csv.
  *
- * usage: mla_cuda [-o FILE] [-c COMMAND] [-r COMMIT] [-s]   -s: also sweep splits (to stderr)
+ * usage: mla_cuda [-o FILE] [-r COMMIT] [-s] [-1]   -s: also sweep splits (to stderr); -1: 16 heads only
+ * "pages" is a block table with pages of 64 rows.
  *
  * Each cell: a CUDA graph of several launches, each with its own selection of rows of a cache of at
  * least 1 GiB, so no row is in L2; the graph is replayed and the median of all replays is divided by
@@ -20,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <string>
 #include <time.h>
 #include <unistd.h>
 #include <vector>
@@ -68,7 +70,17 @@ __global__ void fill(void *dst, uint32_t dtype, size_t n, uint32_t seed)
 	     i += (size_t)gridDim.x * blockDim.x) {
 		const float v = noise((uint32_t)i, seed + (uint32_t)(i >> 32));
 
-		if (dtype == EXL3_E4M3)
+		if (dtype == EXL3_E4M3_656) { /* @n: bytes */
+			const uint32_t at = (uint32_t)(i % EXL3_RECORD_BYTES);
+
+			if (at < 512)
+				((__nv_fp8_storage_t *)dst)[i] =
+					__nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3);
+			else if (at < 528 && at % 4 == 0)
+				*(float *)((uint8_t *)dst + i) = 0.75f + 0.25f * fabsf(v);
+			else if (at >= 528 && at % 2 == 0)
+				*(__nv_bfloat16 *)((uint8_t *)dst + i) = __float2bfloat16(v);
+		} else if (dtype == EXL3_E4M3)
 			((__nv_fp8_storage_t *)dst)[i] =
 				__nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3);
 		else
@@ -76,15 +88,12 @@ __global__ void fill(void *dst, uint32_t dtype, size_t n, uint32_t seed)
 	}
 }
 
-/* Random rows, or random pages of 64 rows each. */
-__global__ void select_rows(int32_t *dst, size_t n, uint32_t slots, uint32_t seed, bool pages)
+/* Random rows, or pages of 64 rows each: @slots is the number of either. */
+__global__ void select_rows(int32_t *dst, size_t n, uint32_t slots, uint32_t seed)
 {
 	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
 	     i += (size_t)gridDim.x * blockDim.x)
-		dst[i] = pages ? (int32_t)(mix((uint32_t)(i / PAGE) * 2654435761u + seed) %
-						   (slots / PAGE) * PAGE +
-					   i % PAGE)
-			       : (int32_t)(mix((uint32_t)i * 2654435761u + seed) % slots);
+		dst[i] = (int32_t)(mix((uint32_t)i * 2654435761u + seed) % slots);
 }
 
 __global__ void read_all(const uint4 *src, size_t n, uint32_t *sink)
@@ -108,7 +117,7 @@ __global__ void read_all(const uint4 *src, size_t n, uint32_t *sink)
 
 /* Rows gathered with plain 16-byte loads and nothing else: what the memory gives for this pattern. */
 __global__ void __launch_bounds__(256) gather(const uint8_t *cache, const int32_t *idx,
-					      uint32_t keys, uint32_t row_bytes, uint32_t *sink)
+					      uint32_t page, uint32_t keys, uint32_t row_bytes, uint32_t *sink)
 {
 	const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
 	const uint32_t nr_warps = gridDim.x * 8, w = blockIdx.x * 8 + warp,
@@ -122,7 +131,8 @@ __global__ void __launch_bounds__(256) gather(const uint8_t *cache, const int32_
 		for (int j = 0; j < 4; j++) {
 			if (k + j >= keys)
 				break;
-			const uint8_t *row = cache + (size_t)idx[k + j] * row_bytes;
+			const uint32_t slot = page == 1 ? idx[k + j] : idx[(k + j) / page] * page + (k + j) % page;
+			const uint8_t *row = cache + (size_t)slot * row_bytes;
 
 #pragma unroll
 			for (int c = 0; c < 3; c++)
@@ -214,6 +224,11 @@ struct cell {
 	bool pages;
 	uint32_t topk;
 	uint64_t slots; /* rows of the cache, 0: CACHE_BYTES of them */
+
+	uint32_t page() const /* rows that an index names */
+	{
+		return pages ? PAGE : 1;
+	}
 };
 
 const char *layout(const cell &c)
@@ -234,7 +249,7 @@ double max_error(const cell &c, const operands &op)
 	const size_t dim = c.dim;
 	std::vector<uint16_t> q(c.heads * dim);
 	std::vector<float> o((size_t)c.heads * c.value_dim);
-	std::vector<int32_t> idx(c.topk);
+	std::vector<int32_t> idx(c.topk / c.page());
 	std::vector<uint8_t> row(op.row_bytes);
 	std::vector<float> kv(c.topk * dim);
 	double sq = 0, worst = 0;
@@ -243,15 +258,23 @@ double max_error(const cell &c, const operands &op)
 	must(cudaMemcpy(o.data(), op.o, o.size() * 4, cudaMemcpyDeviceToHost), "copy");
 	must(cudaMemcpy(idx.data(), op.indices, idx.size() * 4, cudaMemcpyDeviceToHost), "copy");
 	for (uint32_t i = 0; i < c.topk; i++) {
-		must(cudaMemcpy(row.data(), (uint8_t *)op.cache + idx[i] * op.row_bytes,
-				op.row_bytes, cudaMemcpyDeviceToHost),
+		const size_t slot = (size_t)idx[i / c.page()] * c.page() + i % c.page();
+
+		must(cudaMemcpy(row.data(), (uint8_t *)op.cache + slot * op.row_bytes, op.row_bytes,
+				 cudaMemcpyDeviceToHost),
 		     "copy");
-		for (size_t d = 0; d < dim; d++)
-			kv[i * dim + d] =
-				c.cache == EXL3_E4M3
-					? __half2float(__half(
-						  __nv_cvt_fp8_to_halfraw(row[d], __NV_E4M3)))
-					: __bfloat162float(((const __nv_bfloat16 *)row.data())[d]);
+		const bool record = c.cache == EXL3_E4M3_656;
+		const uint8_t *wide = row.data() + (record ? 528 - 512 * 2 : 0); /* of bf16 values */
+
+		for (size_t d = 0; d < dim; d++) {
+			const bool fp8 = c.cache == EXL3_E4M3 || (record && d < 512);
+			float f = 1.0f, &v = kv[i * dim + d];
+
+			if (record && fp8)
+				memcpy(&f, row.data() + 512 + d / 128 * 4, 4);
+			v = fp8 ? f * __half2float(__half(__nv_cvt_fp8_to_halfraw(row[d], __NV_E4M3)))
+				: __bfloat162float(((const __nv_bfloat16 *)wide)[d]);
+		}
 	}
 	for (uint32_t h = 0; h < std::min(c.heads, 4u); h++) {
 		std::vector<double> p(c.topk), ref(c.value_dim);
@@ -284,13 +307,15 @@ struct exl3_cuda_mla_entry entry_of(const cell &c, const operands &op, uint32_t 
 
 	e.q = (uint8_t *)op.q + op.q_bytes * batch * call;
 	e.cache = op.cache;
-	e.indices = op.indices + (size_t)c.topk * batch * call;
+	e.indices = op.indices + (size_t)c.topk / c.page() * batch * call;
+	e.table_queries = 1;
+	e.page_shift = c.pages ? __builtin_ctz(PAGE) : 0;
 	e.o = (uint8_t *)op.o + op.o_bytes * batch * call;
 	e.slots = op.slots;
 	e.cache_stride = op.row_bytes;
 	e.q_stride = (uint32_t)op.q_bytes;
 	e.o_stride = (uint32_t)op.o_bytes;
-	e.indices_stride = c.topk * 4;
+	e.indices_stride = c.topk / c.page() * 4;
 	e.topk = c.topk;
 	e.m = batch;
 	e.scale = 1.0f / sqrtf((float)c.dim);
@@ -365,11 +390,11 @@ bool takes(const struct exl3_cuda_mla_kernel *k, const cell &c, const operands &
 void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 {
 	operands op;
-	const uint32_t esize = c.cache == EXL3_E4M3 ? 1 : 2;
 	const uint32_t most = *std::max_element(batches.begin(), batches.end());
-	const char *cache_name = c.cache == EXL3_E4M3 ? "e4m3" : "bf16";
+	const bool record = c.cache == EXL3_E4M3_656;
+	const char *cache_name = record ? "e4m3_656" : c.cache == EXL3_E4M3 ? "e4m3" : "bf16";
 
-	op.row_bytes = (size_t)c.dim * esize;
+	op.row_bytes = exl3_cache_row_bytes(c.cache, c.dim);
 	op.slots = c.slots ? c.slots : CACHE_BYTES / op.row_bytes / PAGE * PAGE;
 	op.q_bytes = (size_t)c.heads * c.dim * 2;
 	op.o_bytes = (size_t)c.heads * c.value_dim * 4;
@@ -380,9 +405,9 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 	must(cudaMalloc(&op.q, nr * op.q_bytes), "cudaMalloc");
 	must(cudaMalloc(&op.o, nr * op.o_bytes), "cudaMalloc");
 	must(cudaMalloc((void **)&op.indices, nr * c.topk * 4), "cudaMalloc");
-	fill<<<1024, 256>>>(op.cache, c.cache, op.slots * c.dim, 1);
+	fill<<<1024, 256>>>(op.cache, c.cache, op.slots * (record ? EXL3_RECORD_BYTES : c.dim), 1);
 	fill<<<1024, 256>>>(op.q, EXL3_BF16, nr * c.heads * c.dim, 7);
-	select_rows<<<256, 256>>>(op.indices, nr * c.topk, (uint32_t)op.slots, 99, c.pages);
+	select_rows<<<256, 256>>>(op.indices, nr * c.topk / c.page(), (uint32_t)op.slots / c.page(), 99);
 	must(cudaDeviceSynchronize(), "fill");
 	for (uint32_t batch : batches) {
 		const double bytes =
@@ -394,8 +419,8 @@ void bench(const cell &c, const std::vector<uint32_t> &batches, bool sweep)
 		op.calls = (int)(nr / batch);
 		const double plain = time_graph(op.calls, [&](int i, cudaStream_t st) {
 			gather<<<sms * 2, 256, 0, st>>>(
-				(uint8_t *)op.cache, op.indices + (size_t)c.topk * batch * i,
-				c.topk * batch, (uint32_t)op.row_bytes, (uint32_t *)ws + 8);
+				(uint8_t *)op.cache, op.indices + (size_t)c.topk / c.page() * batch * i,
+				c.page(), c.topk * batch, (uint32_t)op.row_bytes, (uint32_t *)ws + 8);
 		});
 		for (const struct exl3_cuda_mla_kernel *k = exl3_cuda_mla_kernels; k->name; k++) {
 			if (!takes(k, c, op, batch) || (is_general(k) && k != chosen(c, op, batch)))
@@ -483,17 +508,15 @@ void measure_tensor(void)
 
 int main(int argc, char **argv)
 {
-	const char *file = nullptr, *command = "bench/mla_cuda", *commit = "";
-	bool sweep = false;
+	const char *file = nullptr, *commit = getenv("EXL3_COMMIT");
+	bool sweep = false, few = false;
+	std::string command = argv[0];
 	int opt;
 
-	while ((opt = getopt(argc, argv, "o:c:r:s")) != -1) {
+	while ((opt = getopt(argc, argv, "o:r:s1")) != -1) {
 		switch (opt) {
 		case 'o':
 			file = optarg;
-			break;
-		case 'c':
-			command = optarg;
 			break;
 		case 'r':
 			commit = optarg;
@@ -501,12 +524,17 @@ int main(int argc, char **argv)
 		case 's':
 			sweep = true;
 			break;
+		case '1':
+			few = true;
+			break;
 		default:
 			fprintf(stderr,
-				"usage: mla_cuda [-o FILE] [-c COMMAND] [-r COMMIT] [-s]\n");
+				"usage: mla_cuda [-o FILE] [-r COMMIT] [-s] [-1]\n");
 			return 2;
 		}
 	}
+	for (int i = 1; i < argc; i++)
+		command += std::string(" ") + argv[i];
 	struct cudaDeviceProp prop;
 
 	if (cudaGetDeviceProperties(&prop, 0) != cudaSuccess) {
@@ -519,7 +547,7 @@ int main(int argc, char **argv)
 	must(cudaMemset(ws, 0, EXL3_CUDA_WS_ZERO), "memset");
 	measure_read();
 	const double tiny = time_graph(64, [&](int, cudaStream_t st) {
-		select_rows<<<1, 32, 0, st>>>((int32_t *)ws + 8192, 0, 1, 1, false);
+		select_rows<<<1, 32, 0, st>>>((int32_t *)ws + 8192, 0, 1, 1);
 	});
 	int driver = 0, runtime = 0;
 	char date[32];
@@ -541,7 +569,7 @@ int main(int argc, char **argv)
 			"# %s; commit %s; %s; %s; driver CUDA %d.%d, runtime %d.%d; HBM read %.2f "
 			"TB/s; bf16 %.0f "
 			"TFLOP/s; tiny kernel in a graph %.2f us\n",
-			command, commit, date, prop.name, driver / 1000, driver % 1000 / 10,
+			command.c_str(), commit ? commit : "", date, prop.name, driver / 1000, driver % 1000 / 10,
 			runtime / 1000, runtime % 1000 / 10, read_bytes_per_us / 1e6,
 			flops_per_us / 1e6, tiny);
 		fprintf(csv, "heads,dim,value_dim,cache,layout,topk,batch,us,bound_us,max_err\n");
@@ -553,7 +581,12 @@ int main(int argc, char **argv)
 	bench({16, 576, 512, EXL3_E4M3, false, TOPK, 0}, batches, false);
 	bench({16, 512, 512, EXL3_E4M3, false, TOPK, 0}, batches, false);
 	bench({16, 576, 512, EXL3_BF16, true, TOPK, 0}, batches, false);
+	bench({16, 576, 512, EXL3_E4M3_656, false, TOPK, 0}, batches, false);
+	if (few)
+		return csv && fclose(csv) ? 2 : 0;
 	bench({128, 576, 512, EXL3_BF16, false, TOPK, 0}, {1, 4, 16, 128}, sweep);
+	bench({64, 576, 512, EXL3_E4M3_656, false, TOPK, 0}, {1, 4, 16, 32, 64, 128}, false);
+	bench({64, 576, 512, EXL3_E4M3, false, TOPK, 0}, {1, 16, 64, 128}, false);
 	bench({64, 576, 512, EXL3_BF16, false, TOPK, 0}, {1, 16, 64, 128}, false);
 	bench({64, 576, 512, EXL3_BF16, false, TOPK, 16384}, {1024, 4096}, false);
 	bench({16, 576, 512, EXL3_BF16, false, TOPK, 0}, {1, 128},

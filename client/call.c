@@ -70,6 +70,11 @@ void exl3_prep_mla(struct exl3_sqe *sqe, uint32_t geometry, exl3_ref q, unsigned
 	sqe->u.mla.kv_scale = kv_scale;
 }
 
+void exl3_prep_mla_lengths(struct exl3_sqe *sqe, exl3_ref lengths)
+{
+	sqe->u.mla.lengths = lengths;
+}
+
 /* ---- results in words ---- */
 
 static const char *detail_text(uint64_t detail)

@@ -212,18 +212,24 @@ struct exl3_mla_shape {
 	uint64_t slots;
 	uint64_t cache_stride;   /* bytes, 0 = dense */
 	uint32_t indices_stride; /* bytes, 0 = dense */
-	uint32_t cache_dtype;    /* f16, bf16, e4m3 */
+	uint32_t cache_dtype;    /* f16, bf16, e4m3, e4m3_656 (records: dim 576, value_dim 512) */
 	uint32_t indices_dtype;  /* i32, i64 */
+	uint32_t page_rows;      /* 0 or 1: an index names a row; else a page of so many (a power of two to
+	                          * 4096), so indices are a block table [.., ceil(topk / page_rows)] */
+	uint32_t table_queries;  /* so many consecutive queries share a row of indices, 0 = 1 */
 };
 /* Checks and registers a geometry; *ret is the handle for exl3_prep_mla(). -EINVAL, -EOPNOTSUPP. */
 EXL3_API int exl3_mla_register(struct exl3_client *c, const struct exl3_mla_shape *shape,
 			       uint32_t *ret);
-/* q [batch, heads, dim]; cache [slots, dim]; indices [batch, topk] (-1 = hole, other invalid ones are
- * skipped and counted in detail); o [batch, heads, value_dim]; lse [batch, heads] f32 or EXL3_REF_NONE:
+/* q [batch, heads, dim]; cache [slots, dim]; indices [ceil(batch / table_queries), columns] (-1 = hole,
+ * other invalid ones are skipped and counted in detail, once per query); o [batch, heads, value_dim]; lse [batch, heads] f32 or EXL3_REF_NONE:
  * log of the sum of exp(scale q.k), -inf when every entry is a hole (o is zero then). */
 EXL3_API void exl3_prep_mla(struct exl3_sqe *sqe, uint32_t geometry, exl3_ref q, unsigned q_dtype,
 			    exl3_ref cache, exl3_ref indices, exl3_ref o, unsigned o_dtype,
 			    exl3_ref lse, uint32_t batch, float scale, float kv_scale);
+/* After exl3_prep_mla(): lengths [batch] i32, keys that each query looks at, 0..topk. Without it: topk. For
+ * several queries of one sequence give each the number of keys that it may see. */
+EXL3_API void exl3_prep_mla_lengths(struct exl3_sqe *sqe, exl3_ref lengths);
 
 /* ---- synchronous calls: submit one entry and wait; the channel must have nothing outstanding ---- */
 

@@ -440,13 +440,15 @@ static int prepare_mla(struct ctl *c, struct job *j)
 	if (e == CTL_OK && j->kv.dtype == EXL3_F32)
 		e = ctl_error(CTL_LOCAL, "%s: element type f4; must be %s", c->kv,
 			      kinds_text(FLOATS | E4M3));
+	if (e == CTL_OK && j->kv.dtype == EXL3_E4M3 && j->kv.npy.shape[1] == EXL3_RECORD_BYTES)
+		j->kv.dtype = EXL3_E4M3_656;
 	if (e == CTL_OK && c->kv_scale && j->kv.dtype != EXL3_E4M3)
 		e = ctl_error(CTL_USAGE, "--kv-scale is for e4m3 caches, which %s is not", c->kv);
 	if (e == CTL_OK)
 		e = load_operand(c, c->indices, 2, IDS, &j->ids);
 	if (e == CTL_OK)
 		e = same_rows(&j->x, &j->ids);
-	if (e == CTL_OK && j->x.npy.shape[2] != j->kv.npy.shape[1])
+	if (e == CTL_OK && j->kv.dtype != EXL3_E4M3_656 && j->x.npy.shape[2] != j->kv.npy.shape[1])
 		e = ctl_error(CTL_LOCAL, "%s has dimension %llu, %s has %llu", c->q,
 			      (unsigned long long)j->x.npy.shape[2], c->kv,
 			      (unsigned long long)j->kv.npy.shape[1]);

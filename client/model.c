@@ -339,6 +339,8 @@ void exl3_mla_fill(const struct exl3_mla_shape *shape, Exl3__RegisterMla *body)
 	body->indices_stride = shape->indices_stride;
 	body->cache_dtype = shape->cache_dtype;
 	body->indices_dtype = shape->indices_dtype;
+	body->page_rows = shape->page_rows;
+	body->table_queries = shape->table_queries;
 }
 
 int exl3_mla_register(struct exl3_client *c, const struct exl3_mla_shape *shape, uint32_t *ret)

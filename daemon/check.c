@@ -259,7 +259,7 @@ static int check_mla(struct checker *c)
 {
 	const __typeof__(c->sqe->u.mla) *mla = &c->sqe->u.mla;
 	const struct exl3_mla_geometry *g;
-	struct operand q, o, cache, indices, lse;
+	struct operand q, o, cache, indices, lengths, lse;
 	int rc;
 
 	if (!all_zero(mla->reserved, sizeof(mla->reserved)) || !isfinite(mla->scale) ||
@@ -274,11 +274,12 @@ static int check_mla(struct checker *c)
 	rc = check_rows(c, (uint64_t)g->heads * g->dim, (uint64_t)g->heads * g->value_dim, &q, &o);
 	if (rc == 0)
 		rc = operand(c, mla->cache, g->slots,
-			     (uint64_t)g->dim * exl3_dtype_bytes(g->cache_dtype), g->cache_stride,
-			     ALIGN, &cache);
+			     exl3_cache_row_bytes(g->cache_dtype, g->dim), g->cache_stride, ALIGN,
+			     &cache);
 	if (rc == 0)
-		rc = operand(c, mla->indices, c->sqe->rows,
-			     (uint64_t)g->topk * exl3_dtype_bytes(g->indices_dtype),
+		rc = operand(c, mla->indices,
+			     (c->sqe->rows + g->table_queries - 1) / g->table_queries,
+			     (uint64_t)exl3_mla_columns(g) * exl3_dtype_bytes(g->indices_dtype),
 			     g->indices_stride, exl3_dtype_bytes(g->indices_dtype), &indices);
 	if (rc < 0)
 		return rc;
@@ -291,13 +292,22 @@ static int check_mla(struct checker *c)
 		.scale = mla->scale,
 		.kv_scale = g->cache_dtype == EXL3_E4M3 ? mla->kv_scale : 1,
 	};
+	if (mla->lengths != EXL3_REF_NONE) {
+		rc = operand(c, mla->lengths, c->sqe->rows, sizeof(int32_t), 0, sizeof(int32_t), &lengths);
+		if (rc < 0)
+			return rc;
+		if (overlap(&lengths, &o))
+			return fail(c, -EINVAL, EXL3_DETAIL_OVERLAP);
+		c->out->u.mla.cache.lengths = address(&lengths);
+	}
 	if (mla->lse == EXL3_REF_NONE)
 		return 0;
 	rc = operand(c, mla->lse, c->sqe->rows, (uint64_t)g->heads * sizeof(float), 0, 1, &lse);
 	if (rc < 0)
 		return rc;
 	if (overlap(&lse, &o) || overlap(&lse, &q) || overlap(&lse, &cache) ||
-	    overlap(&lse, &indices))
+	    overlap(&lse, &indices) ||
+	    (mla->lengths != EXL3_REF_NONE && overlap(&lse, &lengths)))
 		return fail(c, -EINVAL, EXL3_DETAIL_OVERLAP);
 	c->out->u.mla.cache.lse = address(&lse);
 	return 0;
@@ -346,17 +356,18 @@ int exl3_check_geometry(struct exl3_mla_geometry *g, struct exl3_error *err)
 	uint64_t row, indices, bytes;
 
 	if (g->cache_dtype != EXL3_F16 && g->cache_dtype != EXL3_BF16 &&
-	    g->cache_dtype != EXL3_E4M3)
-		return exl3_errf(err, -EOPNOTSUPP, "mla: cache dtype %u is none of f16, bf16, e4m3",
+	    g->cache_dtype != EXL3_E4M3 && g->cache_dtype != EXL3_E4M3_656)
+		return exl3_errf(err, -EOPNOTSUPP,
+				 "mla: cache dtype %u is none of f16, bf16, e4m3, e4m3_656",
 				 g->cache_dtype);
 	if (!is_index(g->indices_dtype))
 		return exl3_errf(err, -EINVAL, "mla: indices dtype %u is neither i32 nor i64",
 				 g->indices_dtype);
-	/* The packed DeepSeek record: 512 e4m3 values, 4 scales, 64 bf16 values. */
-	if (g->cache_dtype == EXL3_E4M3 && (g->dim == 656 || g->cache_stride == 656))
-		return exl3_errf(err, -EOPNOTSUPP,
-				 "mla: 656-byte DeepSeek cache records are not supported: use f16, "
-				 "bf16 or e4m3 rows with one scale");
+	if (g->cache_dtype == EXL3_E4M3_656 &&
+	    (g->dim != EXL3_RECORD_DIM || g->value_dim != EXL3_RECORD_VALUES))
+		return exl3_errf(err, -EINVAL,
+				 "mla: a record of 656 bytes has dim 576 and value dim 512, not %u and %u",
+				 g->dim, g->value_dim);
 	if (g->dim == 0 || g->dim > EXL3_MLA_DIM_MAX || g->dim % 16)
 		return exl3_errf(err, -EINVAL, "mla: dim %u is not a multiple of 16 up to %u",
 				 g->dim, EXL3_MLA_DIM_MAX);
@@ -374,8 +385,22 @@ int exl3_check_geometry(struct exl3_mla_geometry *g, struct exl3_error *err)
 	if (g->slots == 0 || g->slots > INT32_MAX)
 		return exl3_errf(err, -EINVAL, "mla: %llu slots; 1 to %d are possible",
 				 (unsigned long long)g->slots, INT32_MAX);
-	row = (uint64_t)g->dim * exl3_dtype_bytes(g->cache_dtype);
-	indices = (uint64_t)g->topk * exl3_dtype_bytes(g->indices_dtype);
+	if (!g->page_rows)
+		g->page_rows = 1;
+	if (!g->table_queries)
+		g->table_queries = 1;
+	if (g->page_rows > EXL3_MLA_PAGE_MAX || (g->page_rows & (g->page_rows - 1)))
+		return exl3_errf(err, -EINVAL,
+				 "mla: pages of %u rows; a power of two up to %u is possible",
+				 g->page_rows, EXL3_MLA_PAGE_MAX);
+	if (g->slots % g->page_rows)
+		return exl3_errf(err, -EINVAL, "mla: %llu slots are no whole pages of %u rows",
+				 (unsigned long long)g->slots, g->page_rows);
+	if (g->table_queries > EXL3_M_MAX)
+		return exl3_errf(err, -EINVAL, "mla: %u queries share a table; 1 to %u are possible",
+				 g->table_queries, EXL3_M_MAX);
+	row = exl3_cache_row_bytes(g->cache_dtype, g->dim);
+	indices = (uint64_t)exl3_mla_columns(g) * exl3_dtype_bytes(g->indices_dtype);
 	if (!g->cache_stride)
 		g->cache_stride = row;
 	if (!g->indices_stride)

@@ -10,7 +10,7 @@
 
 #include "daemon/weights.h"
 
-#define EXL3_PINS_MAX 5u /* operands of one request: q, cache, indices, o, lse */
+#define EXL3_PINS_MAX 6u /* operands of one request: q, cache, indices, lengths, o, lse */
 
 /* Memory that a client maps too. Loop thread. */
 struct exl3_buffer {

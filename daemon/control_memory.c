@@ -296,6 +296,8 @@ int exl3_verb_register_mla(struct exl3_call *c)
 		.indices_stride = m->indices_stride,
 		.cache_dtype = (uint8_t)m->cache_dtype,
 		.indices_dtype = (uint8_t)m->indices_dtype,
+		.page_rows = m->page_rows,
+		.table_queries = m->table_queries,
 	};
 	rc = exl3_check_geometry(&h.mla, &c->err);
 	if (rc < 0)

@@ -90,20 +90,31 @@ struct exl3_moe_args {
 
 struct exl3_mla_geometry {
 	uint32_t heads, dim, value_dim; /* dim, value_dim multiples of 16; value = first value_dim of a row */
-	uint32_t topk;                  /* indices per query */
+	uint32_t topk;                  /* keys per query at most */
 	uint64_t slots;                 /* rows of the cache */
 	uint64_t cache_stride;          /* bytes from slot to slot */
 	uint32_t indices_stride;        /* bytes from query to query */
-	uint8_t cache_dtype;            /* f16, bf16, e4m3 */
+	uint8_t cache_dtype;            /* f16, bf16, e4m3, e4m3_656 (a record: dim 576, value_dim 512) */
 	uint8_t indices_dtype;          /* i32, i64 */
 	uint16_t reserved;
+	/* Key j of a query is row index[j / page_rows] * page_rows + j % page_rows. 1: indices name rows. */
+	uint32_t page_rows;     /* a power of two; slots is a multiple of it */
+	uint32_t table_queries; /* so many consecutive queries share a row of indices */
 };
 
-/* rows[i].x = q [m, heads, dim], rows[i].y = o [m, heads, value_dim], x_stride and y_stride per query. */
+/* Columns of a row of indices. */
+static inline uint32_t exl3_mla_columns(const struct exl3_mla_geometry *g)
+{
+	return (g->topk + g->page_rows - 1) / g->page_rows;
+}
+
+/* @skipped counts bad indices per query that reads them, and bad lengths.
+ * rows[i].x = q [m, heads, dim], rows[i].y = o [m, heads, value_dim], x_stride and y_stride per query. */
 struct exl3_mla_args {
 	const struct exl3_mla_cache {
 		const void *cache;
-		const void *indices; /* [m, topk] */
+		const void *indices; /* [ceil(m / table_queries), exl3_mla_columns()] */
+		const int32_t *lengths; /* [m] keys of a query; outside 0..topk: clamped, counted; or NULL: topk */
 		float *lse;          /* [m, heads] natural log, or NULL */
 		float scale, kv_scale; /* kv_scale is 1 unless the cache is e4m3 */
 	} *caches; /* per rows entry */

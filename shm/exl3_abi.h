@@ -21,6 +21,7 @@ extern "C" {
 #define EXL3_MLA_TOPK_MAX    65536u /* cache slots per query of one MLA request */
 #define EXL3_MLA_DIM_MAX     640u   /* query and cache dimension, a multiple of 16 */
 #define EXL3_MLA_HEADS_MAX   128u
+#define EXL3_MLA_PAGE_MAX    4096u  /* cache rows of a page */
 #define EXL3_SQ_ENTRIES_MIN  2u
 #define EXL3_SQ_ENTRIES_MAX  4096u  /* a power of two; the CQ has twice as many entries */
 #define EXL3_CHANNELS_MAX    64u    /* channels of one client */
@@ -39,6 +40,7 @@ enum exl3_dtype {
 	EXL3_E4M3 = 4, /* fp8, MLA caches only */
 	EXL3_I32 = 5,  /* expert ids and cache slots */
 	EXL3_I64 = 6,
+	EXL3_E4M3_656 = 7, /* not elements but records of MLA caches, see below */
 	EXL3_DTYPE_NR
 };
 
@@ -58,6 +60,21 @@ static inline uint32_t exl3_dtype_bytes(uint32_t dtype)
 	default:
 		return 0;
 	}
+}
+
+/*
+ * The packed DeepSeek cache record, 656 bytes: 512 e4m3 values, 4 f32 factors (of 128 of them each), 64 bf16
+ * values. Row dims 0..511 are value times factor, 512..575 the bf16 values; so dim is 576 and value_dim 512.
+ */
+#define EXL3_RECORD_BYTES  656u
+#define EXL3_RECORD_DIM    576u
+#define EXL3_RECORD_VALUES 512u /* of e4m3; multiples of EXL3_RECORD_BLOCK share a factor */
+#define EXL3_RECORD_BLOCK  128u
+
+/* Bytes of a row of an MLA cache. */
+static inline uint32_t exl3_cache_row_bytes(uint32_t dtype, uint32_t dim)
+{
+	return dtype == EXL3_E4M3_656 ? EXL3_RECORD_BYTES : dim * exl3_dtype_bytes(dtype);
 }
 
 /* Weight codebooks: ids as in the EXL3 format. */
@@ -129,11 +146,12 @@ struct exl3_sqe {
 		} moe; /* MLP uses act, overrides and limit only */
 		struct {
 			exl3_ref cache;   /* [slots, dim], as the geometry says */
-			exl3_ref indices; /* [rows, topk] i32 or i64; -1 = hole */
+			exl3_ref indices; /* [rows / queries of a table, columns] i32 or i64; -1 = hole */
 			exl3_ref lse;     /* [rows, heads] f32, or none */
 			float scale;      /* of q.k before the softmax */
 			float kv_scale;   /* of e4m3 cache values; not used otherwise */
-			uint32_t reserved[8];
+			exl3_ref lengths; /* [rows] i32: keys of each query, 0..topk; or none: topk */
+			uint32_t reserved[6];
 		} mla;
 		struct {
 			uint64_t user_data; /* the request to cancel, of the same channel */

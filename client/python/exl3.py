@@ -22,13 +22,13 @@ try:
 except ImportError:  # arrays are memoryviews of bytes then
     numpy = None
 
-F16, BF16, F32, E4M3, I32, I64 = 1, 2, 3, 4, 5, 6
+F16, BF16, F32, E4M3, I32, I64, E4M3_656 = 1, 2, 3, 4, 5, 6, 7
 ANY, LINEAR, MOE, MLP = 0, 1, 2, 3
 STORED, DETERMINISTIC = 1, 2
 FOREVER = 2**64 - 1
 
 # name: (code, bytes, NumPy's type; bf16 is kept in 16-bit integers)
-TYPES = {"f2": (F16, 2, "<f2"), "bf16": (BF16, 2, "<u2"), "f4": (F32, 4, "<f4"), "e4m3": (E4M3, 1, "|u1"),
+TYPES = {"f2": (F16, 2, "<f2"), "bf16": (BF16, 2, "<u2"), "f4": (F32, 4, "<f4"), "e4m3": (E4M3, 1, "|u1"), "e4m3_656": (E4M3_656, 656, "|V656"),
          "i4": (I32, 4, "<i4"), "i8": (I64, 8, "<i8")}
 
 
@@ -69,7 +69,8 @@ class Completion(C.Structure):
 class _MlaShape(C.Structure):
     _fields_ = [("heads", C.c_uint32), ("dim", C.c_uint32), ("value_dim", C.c_uint32), ("topk", C.c_uint32),
                 ("slots", C.c_uint64), ("cache_stride", C.c_uint64), ("indices_stride", C.c_uint32),
-                ("cache_dtype", C.c_uint32), ("indices_dtype", C.c_uint32)]
+                ("cache_dtype", C.c_uint32), ("indices_dtype", C.c_uint32), ("page_rows", C.c_uint32),
+                ("table_queries", C.c_uint32)]
 
 
 assert C.sizeof(_Sqe) == 128 and C.sizeof(Completion) == 32
@@ -112,6 +113,7 @@ def _declare(lib):
         "prep_cancel": (None, [C.POINTER(_Sqe), u64]),
         "mla_register": (C.c_int, [p, C.POINTER(_MlaShape), C.POINTER(u32)]),
         "prep_mla": (None, [C.POINTER(_Sqe), u32, ref, u, ref, ref, ref, u, ref, u32, C.c_float, C.c_float]),
+        "prep_mla_lengths": (None, [C.POINTER(_Sqe), ref]),
     }
     for name, (result, args) in calls.items():
         f = getattr(lib, "exl3_" + name)
@@ -173,9 +175,11 @@ class Client:
     def channel(self, entries=16):
         return Channel(self, entries)
 
-    def mla(self, heads, dim, value_dim, topk, slots, cache="bf16", indices="i4"):
-        """A geometry for Channel.mla()."""
-        shape = _MlaShape(heads, dim, value_dim, topk, slots, 0, 0, TYPES[cache][0], TYPES[indices][0])
+    def mla(self, heads, dim, value_dim, topk, slots, cache="bf16", indices="i4", page_rows=1, table_queries=1):
+        """A geometry for Channel.mla(). With page_rows > 1 indices are block tables [tables, ceil(topk / page_rows)];
+        table_queries queries in a row share one. cache "e4m3_656": records, dim 576 and value_dim 512."""
+        shape = _MlaShape(heads, dim, value_dim, topk, slots, 0, 0, TYPES[cache][0], TYPES[indices][0], page_rows,
+                          table_queries)
         handle = C.c_uint32()
         _check(_lib.exl3_mla_register(self._live(), C.byref(shape), C.byref(handle)))
         return handle.value
@@ -346,11 +350,14 @@ class Channel:
                            weights.code, ids.shape[1])
         return self._send(sqe, wait, **options)
 
-    def mla(self, geometry, q, cache, indices, o, scale, lse=None, kv_scale=1.0, wait=True, **options):
-        """q [batch, heads, dim]; see exl3_prep_mla() in exl3.h. The daemon checks sizes against the geometry."""
+    def mla(self, geometry, q, cache, indices, o, scale, lse=None, kv_scale=1.0, lengths=None, wait=True, **options):
+        """q [batch, heads, dim]; lengths [batch] i4, keys that each query sees; see exl3_prep_mla() in exl3.h. The
+        daemon checks sizes against the geometry."""
         sqe = self._get()
         _lib.exl3_prep_mla(sqe, geometry, q.ref, q.code, cache.ref, indices.ref, o.ref, o.code, lse.ref if lse else 0,
                            q.shape[0], scale, kv_scale)
+        if lengths:
+            _lib.exl3_prep_mla_lengths(sqe, lengths.ref)
         return self._send(sqe, wait, **options)
 
 

@@ -32,29 +32,58 @@ bool cpu_mla_supports(const struct exl3_dev *dev, const struct exl3_work *work)
 
 	return work->op == EXL3_OP_MLA_DECODE && g->dim && g->dim % 16 == 0 &&
 	       g->dim <= EXL3_MLA_DIM_MAX && g->value_dim && g->value_dim % 16 == 0 &&
-	       g->value_dim <= g->dim && g->heads && g->heads <= EXL3_MLA_HEADS_MAX &&
+	       g->value_dim <= g->dim && g->page_rows && g->table_queries && g->heads && g->heads <= EXL3_MLA_HEADS_MAX &&
 	       bytes_per_query(g) + FIXED_BYTES <= dev->ws_bytes;
 }
 
-/* Each index is read once and checked in our copy, because its owner may change it at any time. */
+/* Each index and length is read once and checked in our copy: its owner may change it at any time. */
 static void read_slots(const struct exl3_work *work, struct query *q)
 {
 	const struct exl3_mla_geometry *g = &work->u.mla.geometry;
-	const char *indices = (const char *)work->u.mla.caches[q->entry].indices +
-			      (size_t)q->row * g->indices_stride;
+	const struct exl3_mla_cache *c = &work->u.mla.caches[q->entry];
+	const char *indices =
+		(const char *)c->indices + (size_t)(q->row / g->table_queries) * g->indices_stride;
+	uint32_t keys = g->topk;
 
 	q->count = 0;
 	q->skipped = 0;
-	for (uint32_t j = 0; j < g->topk; j++) {
-		int64_t slot = g->indices_dtype == EXL3_I64
-				       ? ((const volatile int64_t *)indices)[j]
-				       : ((const volatile int32_t *)indices)[j];
+	if (c->lengths) {
+		int32_t length = ((const volatile int32_t *)c->lengths)[q->row];
 
-		if (slot >= 0 && (uint64_t)slot < g->slots)
-			q->slot[q->count++] = (uint64_t)slot;
-		else if (slot != -1)
-			q->skipped++;
+		q->skipped += length < 0 || (uint32_t)length > g->topk;
+		keys = length < 0 ? 0 : (uint32_t)length < g->topk ? (uint32_t)length : g->topk;
 	}
+	for (uint32_t j = 0; j < keys; j += g->page_rows) {
+		int64_t page = g->indices_dtype == EXL3_I64
+				       ? ((const volatile int64_t *)indices)[j / g->page_rows]
+				       : ((const volatile int32_t *)indices)[j / g->page_rows];
+		uint32_t rows = keys - j < g->page_rows ? keys - j : g->page_rows;
+
+		if (page < 0 || (uint64_t)page >= g->slots / g->page_rows) {
+			q->skipped += page != -1;
+			continue;
+		}
+		for (uint32_t i = 0; i < rows; i++)
+			q->slot[q->count++] = (uint64_t)page * g->page_rows + i;
+	}
+}
+
+/* A cache row as f32. */
+static void convert_row(const struct cpu_isa *isa, const char *row, uint8_t dtype, uint32_t dim,
+			float *out)
+{
+	float factor[EXL3_RECORD_VALUES / EXL3_RECORD_BLOCK];
+
+	if (dtype != EXL3_E4M3_656) {
+		isa->convert(row, dtype, 1, dim, out);
+		return;
+	}
+	memcpy(factor, row + EXL3_RECORD_VALUES, sizeof(factor));
+	for (unsigned i = 0; i < EXL3_RECORD_VALUES / EXL3_RECORD_BLOCK; i++)
+		isa->convert(row + i * EXL3_RECORD_BLOCK, EXL3_E4M3, factor[i], EXL3_RECORD_BLOCK,
+			     out + i * EXL3_RECORD_BLOCK);
+	isa->convert(row + EXL3_RECORD_VALUES + sizeof(factor), EXL3_BF16, 1,
+		     EXL3_RECORD_DIM - EXL3_RECORD_VALUES, out + EXL3_RECORD_VALUES);
 }
 
 static void store_head(const struct exl3_work *work, const struct cpu_isa *isa,
@@ -102,8 +131,8 @@ static void run_group(const struct exl3_work *work, const struct cpu_isa *isa,
 			if (i + 4 < slots)
 				__builtin_prefetch((const char *)c->cache +
 						   q->slot[j + i + 4] * g->cache_stride);
-			isa->convert((const char *)c->cache + q->slot[j + i] * g->cache_stride,
-				     g->cache_dtype, 1, g->dim, st->kv[i]);
+			convert_row(isa, (const char *)c->cache + q->slot[j + i] * g->cache_stride,
+				    g->cache_dtype, g->dim, st->kv[i]);
 		}
 		isa->attend(st, heads, slots, g->dim, g->value_dim);
 	}

@@ -282,6 +282,21 @@ static uint64_t ref_moe(const struct exl3_work *work, uint32_t entry, double *sc
 	return skipped;
 }
 
+/* Element @d of a cache row. */
+static double load_kv(const char *row, uint8_t dtype, size_t d)
+{
+	float factor;
+
+	if (dtype != EXL3_E4M3_656)
+		return exl3_ref_load(row, dtype, d);
+	if (d >= EXL3_RECORD_VALUES)
+		return exl3_ref_load(row + EXL3_RECORD_VALUES + 16, EXL3_BF16,
+				     d - EXL3_RECORD_VALUES);
+	memcpy(&factor, row + EXL3_RECORD_VALUES + d / EXL3_RECORD_BLOCK * sizeof(factor),
+	       sizeof(factor));
+	return exl3_ref_load(row, EXL3_E4M3, d) * (double)factor;
+}
+
 /* One query and head: @slot holds the valid slots only, so every loop is over all of them. */
 static void mla_head(const struct exl3_mla_args *a, const struct exl3_mla_cache *c,
 		     const struct exl3_rows *rows, uint32_t r, uint32_t h, const uint64_t *slot,
@@ -298,7 +313,7 @@ static void mla_head(const struct exl3_mla_args *a, const struct exl3_mla_cache 
 
 		for (uint32_t d = 0; d < g->dim; d++)
 			dot += exl3_ref_load(q, rows->x_dtype, (size_t)h * g->dim + d) *
-			       exl3_ref_load(kv, g->cache_dtype, d) * c->kv_scale;
+			       load_kv(kv, g->cache_dtype, d) * c->kv_scale;
 		score[j] = dot * c->scale;
 		top = score[j] > top || isnan(score[j]) ? score[j] : top;
 	}
@@ -311,8 +326,8 @@ static void mla_head(const struct exl3_mla_args *a, const struct exl3_mla_cache 
 
 		for (uint32_t j = 0; j < nr; j++)
 			v += score[j] * c->kv_scale *
-			     exl3_ref_load((const char *)c->cache + slot[j] * g->cache_stride,
-					   g->cache_dtype, d);
+			     load_kv((const char *)c->cache + slot[j] * g->cache_stride,
+				     g->cache_dtype, d);
 		exl3_ref_store(o, rows->y_dtype, (size_t)h * g->value_dim + d, nr ? v / sum : 0);
 	}
 	if (c->lse)
@@ -327,17 +342,30 @@ static uint64_t ref_mla(const struct exl3_work *work, uint32_t entry, double *sc
 	uint64_t *slot = (uint64_t *)(scratch + g->topk), skipped = 0;
 
 	for (uint32_t r = 0; r < rows->m; r++) {
-		const char *index = (const char *)c->indices + (size_t)r * g->indices_stride;
+		const char *index =
+			(const char *)c->indices + (size_t)(r / g->table_queries) * g->indices_stride;
+		int64_t keys = g->topk, id = -1;
 		uint32_t nr = 0;
 
 		/* Read once: the client may change them while we work. */
-		for (uint32_t j = 0; j < g->topk; j++) {
-			int64_t id = exl3_ref_load_index(index, g->indices_dtype, j);
+		if (c->lengths)
+			keys = exl3_ref_load_index(c->lengths, EXL3_I32, r);
+		if (keys < 0 || keys > g->topk) {
+			skipped++;
+			keys = keys < 0 ? 0 : g->topk;
+		}
+		for (uint32_t j = 0; j < keys; j++) {
+			uint32_t in = j % g->page_rows;
 
-			if (id >= 0 && (uint64_t)id < g->slots)
-				slot[nr++] = (uint64_t)id;
-			else if (id != -1)
-				skipped++;
+			if (in == 0) {
+				id = exl3_ref_load_index(index, g->indices_dtype, j / g->page_rows);
+				if (id < 0 || (uint64_t)id >= g->slots / g->page_rows) {
+					skipped += id != -1;
+					id = -1;
+				}
+			}
+			if (id >= 0)
+				slot[nr++] = (uint64_t)id * g->page_rows + in;
 		}
 		for (uint32_t h = 0; h < g->heads; h++)
 			mla_head(&work->u.mla, c, rows, r, h, slot, nr, scratch);

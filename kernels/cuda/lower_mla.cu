@@ -12,7 +12,7 @@ static bool mla_args(const struct exl3_dev *dev, const struct exl3_work *work, u
 {
 	const struct exl3_mla_geometry *g = &work->u.mla.geometry;
 
-	if (work->nr_rows > EXL3_CUDA_MLA_ENTRIES_MAX)
+	if (work->nr_rows > EXL3_CUDA_MLA_ENTRIES_MAX || !g->page_rows)
 		return false;
 	memset(a, 0, sizeof(*a));
 	for (uint32_t i = 0; i < work->nr_rows; i++) {
@@ -30,6 +30,9 @@ static bool mla_args(const struct exl3_dev *dev, const struct exl3_work *work, u
 		e->m = r->m;
 		e->cache = c->cache;
 		e->indices = c->indices;
+		e->lengths = c->lengths;
+		e->table_queries = g->table_queries;
+		e->page_shift = (uint8_t)__builtin_ctz(g->page_rows);
 		e->lse = c->lse;
 		e->scale = c->scale;
 		e->kv_scale = c->kv_scale;

@@ -23,7 +23,7 @@ namespace exl3_mla
 	X(mla_wide_f16_576)                                                                   \
 	X(mla_wide_f16_512) X(mla_bf16_576) X(mla_bf16_512) X(mla_bf16_any) X(mla_bf16_small) \
 		X(mla_f16_576) X(mla_f16_512) X(mla_f16_any) X(mla_f16_small) X(mla_e4m3_576) \
-			X(mla_e4m3_512) X(mla_e4m3_any)
+			X(mla_e4m3_512) X(mla_e4m3_any) X(mla_e4m3_656)
 #define EXL3_MLA_DECLARE(name) extern const instance name;
 EXL3_MLA_LIST(EXL3_MLA_DECLARE)
 } // namespace exl3_mla
@@ -114,7 +114,8 @@ struct split plan(const instance &in, uint64_t items, uint32_t head_tiles, uint3
 	/* Head tiles of a query read the same rows: one of them from HBM, the others from L2. */
 	const float rate = fminf(HBM_BYTES_PER_NS * head_tiles,
 				 head_tiles == 1 ? HBM_BYTES_PER_NS : L2_BYTES_PER_NS);
-	const float row_ns = (float)in.dim_cap * (in.cache_dtype == EXL3_E4M3 ? 1 : 2) / rate;
+	const float row_ns =
+		(float)exl3_cache_row_bytes((uint32_t)in.cache_dtype, (uint32_t)in.dim_cap) / rate;
 	struct split best = {1, 1, 1e30f};
 
 	for (const uint32_t s : sizes) {
@@ -214,6 +215,8 @@ bool exl3_mla::supports(const instance &in, const struct exl3_cuda_mla *a)
 		const struct exl3_cuda_mla_entry &e = a->entries[i];
 
 		if (e.cache_stride % 16 || e.q_stride % 16 || e.o_stride % 16)
+			return false;
+		if (!e.table_queries || e.page_shift > 31 || e.slots & ((1ull << e.page_shift) - 1))
 			return false;
 		/* Row offsets are 32-bit numbers of 16-byte units below NO_ROW: caches to 64 GiB. */
 		if (e.cache_stride >> 36 ||

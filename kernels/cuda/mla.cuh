@@ -24,7 +24,10 @@
  *
  * e4m3 rows stay e4m3 in shared memory and are converted to f16 fragments (exact); ldmatrix hands a
  * lane four adjacent dims for a k step, so Q's fragments are loaded in that order too.
- * Rows are padded by 16 bytes: an odd number of 16-byte chunks, so ldmatrix meets no bank twice.
+ * Records (656 bytes) too: warp w's quarter is the block of 128 values that share factor w, and 16 of the
+ * 64 bf16 dims. The factor multiplies S between the two products, and P before the values; P times factor
+ * is kept in f16 relative to the largest power of two that the warp has met (`unit`), which O carries.
+ * Rows take an odd number of 16-byte chunks (padded by one, a record has 41), so ldmatrix meets no bank twice.
  * Named barriers: 0 __syncthreads, 1 sync_mergers, 2 + group.
  */
 #ifndef EXL3_KERNELS_CUDA_MLA_CUH
@@ -39,22 +42,27 @@ namespace exl3_mla
 template <int CACHE, int DP_, int VP_, int STAGES_, bool EXACT_> struct config {
 	static constexpr int DP = DP_, VP = VP_, KB = 32, STAGES = STAGES_;
 	static constexpr int THREADS = 384, TILE_H = 16, PRODUCERS = 4; /* warps */
-	static constexpr bool EXACT = EXACT_, FP8 = CACHE == EXL3_E4M3, BF16 = CACHE == EXL3_BF16;
+	static constexpr bool RECORD = CACHE == EXL3_E4M3_656;
+	static constexpr bool EXACT = EXACT_, FP8 = CACHE == EXL3_E4M3 || RECORD, BF16 = CACHE == EXL3_BF16;
 	static constexpr int ESIZE = FP8 ? 1 : 2;
-	static constexpr int ROW = DP * ESIZE + 16;    /* bytes of a row in shared memory */
-	static constexpr int CHUNKS = DP * ESIZE / 16; /* of 16 bytes in a row */
+	static constexpr int CHUNKS = (RECORD ? (int)EXL3_RECORD_BYTES : DP * ESIZE) / 16; /* of 16 bytes in a row */
+	static constexpr int ROW = (CHUNKS | 1) * 16; /* bytes of a row in shared memory */
 	static constexpr int KEYS_W =
 		KB / PRODUCERS;                 /* keys that a producer warp loads per block */
 	static constexpr int SET = 32 / KEYS_W; /* blocks per register set of offsets */
-	static constexpr int LANES = CHUNKS % 8 ? 4 : 8; /* that copy a row together */
-	static constexpr int KSTEPS = DP / 64;           /* k steps of 16 dims of a quarter */
+	static constexpr int LANES = CHUNKS % 8 && !RECORD ? 4 : 8; /* that copy a row together */
+	static constexpr int KSTEPS = DP / 64;           /* k steps of 16 dims of a quarter; of a record: the last is bf16 */
+	static constexpr int ROPE_CHUNK = EXL3_RECORD_VALUES / 16 + 1; /* of a record: its bf16 values */
 	static constexpr int NT = KB / 8;                /* tiles of 8 keys */
 	static constexpr int VW = VP / 4;                /* value dims of a warp */
 	static constexpr int VT = VW / 8;
 	static constexpr int PART = KB + 8;      /* words of a row of partial scores */
 	static constexpr int PROW = KB * 2 + 16; /* bytes of a row of P */
 	static constexpr int QROW = DP * 2 + 16; /* bytes of a row of Q on its way to registers */
-	static_assert(DP % 64 == 0 && VP % 128 == 0 && CHUNKS % LANES == 0, "tile sizes");
+	static_assert(DP % 64 == 0 && VP % 128 == 0, "tile sizes");
+	static_assert(!RECORD || (EXACT && DP == EXL3_RECORD_DIM && VP == EXL3_RECORD_VALUES && KB == 32 &&
+				  VW == EXL3_RECORD_BLOCK),
+		      "records");
 	static_assert(NT == 4 && VT % 4 == 0, "fragments of a warp");
 	static_assert(TILE_H * QROW <= 2 * TILE_H * (4 * PART * 4 + PROW), "q fits part and p");
 	using merger_type = merger<TILE_H, VP>;
@@ -121,26 +129,31 @@ __device__ __forceinline__ void load_q(shared<C> &sm, uint32_t (&qf)[C::KSTEPS][
 
 	cp_async_wait<0>();
 	/* Each thread converts what it has copied itself. */
-	if (dtype != (C::BF16 ? EXL3_BF16 : EXL3_F16)) {
+	if (C::RECORD || dtype != (C::BF16 ? EXL3_BF16 : EXL3_F16)) {
 #pragma unroll 1
 		for (uint32_t u = t; u < ALL; u += MERGERS) {
 			const uint32_t head = u / PER_ROW, d = u % PER_ROW * 8;
 			uint8_t *at = stage + head * C::QROW + d * 2;
 			uint4 v = make_uint4(0, 0, 0, 0);
 
-			if (dtype != EXL3_F32)
-				v = load_q8<C::BF16>(at, dtype, 0);
-			else if (head < heads && d < dim)
-				v = load_q8<C::BF16>(q + (size_t)head * dim * 4, dtype, d);
+			/* Of a record's q the last 64 dims meet bf16. */
+			const bool bf16 = C::RECORD && d >= EXL3_RECORD_VALUES;
+			const uint8_t *from = dtype == EXL3_F32 ? q + (size_t)head * dim * 4 + d * 4 : at;
+
+			if (dtype != EXL3_F32 || (head < heads && d < dim))
+				v = bf16 ? load_q8<true>(from, dtype, 0) : load_q8<C::BF16>(from, dtype, 0);
 			*(uint4 *)at = v;
 		}
 	}
 	sync_mergers();
 #pragma unroll
 	for (int ks = 0; ks < C::KSTEPS; ks++) {
-		const uint32_t d0 = (w * C::KSTEPS + ks) * 16;
+		const bool rope = C::RECORD && ks == C::KSTEPS - 1;
+		const uint32_t d0 = !C::RECORD ? (w * C::KSTEPS + ks) * 16 :
+				    rope       ? EXL3_RECORD_VALUES + w * 16 :
+						 w * EXL3_RECORD_BLOCK + ks * 16;
 
-		if constexpr (C::FP8) {
+		if (C::FP8 && !rope) {
 			/* k slots (2q, 2q+1, 2q+8, 2q+9) of a lane are the four adjacent dims 4q.. */
 			const uint8_t *at =
 				stage + (lane >> 2) * C::QROW + (d0 + 4 * (lane & 3)) * 2;
@@ -183,9 +196,10 @@ __device__ __forceinline__ void produce(shared<C> &sm, selection<C> &sel, const 
 
 			if constexpr (C::EXACT) {
 #pragma unroll
-				for (int i = 0; i < C::CHUNKS / C::LANES; i++)
-					cp_async16(dst + i * C::LANES * 16, src + i * C::LANES * 16,
-						   bytes);
+				for (int i = 0; i < (C::CHUNKS + C::LANES - 1) / C::LANES; i++)
+					if (C::CHUNKS % C::LANES == 0 || i * C::LANES + c < C::CHUNKS)
+						cp_async16(dst + i * C::LANES * 16,
+							   src + i * C::LANES * 16, bytes);
 			} else {
 				for (uint32_t i = 0; c + i < row_chunks; i += C::LANES)
 					cp_async16(dst + i * 16, bytes ? src + i * 16 : cache,
@@ -206,6 +220,52 @@ __device__ __forceinline__ void produce(shared<C> &sm, selection<C> &sel, const 
 	cp_async_wait<0>();
 }
 
+/* Factor of a record's block @w of values. */
+template <class C>
+__device__ __forceinline__ float factor_of(const shared<C> &sm, uint32_t stage, int key, int w)
+{
+	return *(const float *)&sm.stage[stage][key][EXL3_RECORD_VALUES + w * 4];
+}
+
+/* S times the keys' factors. */
+template <class C>
+__device__ __forceinline__ void apply_factor(const shared<C> &sm, float (&s)[C::NT][4], uint32_t stage, int w, int lane)
+{
+#pragma unroll
+	for (int nt = 0; nt < C::NT; nt++)
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			const float f = factor_of<C>(sm, stage, nt * 8 + 2 * (lane & 3) + i, w);
+
+			s[nt][i] *= f;
+			s[nt][2 + i] *= f;
+		}
+}
+
+/* A running power of two: the largest that a factor of this block, or of one before, reaches. */
+template <class C>
+__device__ __forceinline__ float next_unit(const shared<C> &sm, float unit, uint32_t stage, int w, int lane)
+{
+	const uint32_t top = __reduce_max_sync(~0u, __float_as_uint(fabsf(factor_of<C>(sm, stage, lane, w))));
+
+	/* Kept where its inverse is a normal number too. */
+	return fmaxf(unit, __uint_as_float(min(max(top >> 23, 1u), 252u) << 23));
+}
+
+/* Two factors, relative to the unit. */
+template <class C>
+__device__ __forceinline__ uint32_t factors_of(const shared<C> &sm, float inverse, uint32_t stage, int key, int w)
+{
+	return pack2<false>(factor_of<C>(sm, stage, key, w) * inverse, factor_of<C>(sm, stage, key + 1, w) * inverse);
+}
+
+__device__ __forceinline__ uint32_t mul_f16x2(uint32_t a, uint32_t b)
+{
+	const __half2 h = __hmul2(*(const __half2 *)&a, *(const __half2 *)&b);
+
+	return *(const uint32_t *)&h;
+}
+
 /* This warp's part of S: a quarter of the dims. */
 template <class C>
 __device__ __forceinline__ void scores(shared<C> &sm, const uint32_t (&qf)[C::KSTEPS][4],
@@ -216,11 +276,15 @@ __device__ __forceinline__ void scores(shared<C> &sm, const uint32_t (&qf)[C::KS
 
 #pragma unroll
 	for (int ks = 0; ks < C::KSTEPS; ks++) {
+		const bool rope = C::RECORD && ks == C::KSTEPS - 1;
 		uint32_t b[4];
 
-		if constexpr (C::FP8) {
+		if (rope)
+			apply_factor<C>(sm, s, stage, w, lane);
+		if (C::FP8 && !rope) {
 			/* One 16-byte chunk is one k step; a matrix is 8 keys of it. */
-			ldmatrix4(b, base + lane * C::ROW + (w * C::KSTEPS + ks) * 16);
+			ldmatrix4(b, base + lane * C::ROW +
+					     (C::RECORD ? w * 8 + ks : w * C::KSTEPS + ks) * 16);
 #pragma unroll
 			for (int nt = 0; nt < C::NT; nt++)
 				mma16816<false>(s[nt], qf[ks], e4m3x2_to_f16x2(b[nt] & 0xffff),
@@ -229,11 +293,13 @@ __device__ __forceinline__ void scores(shared<C> &sm, const uint32_t (&qf)[C::KS
 #pragma unroll
 			for (int nt = 0; nt < C::NT; nt += 2) {
 				const int row = nt * 8 + (lane >> 4) * 8 + (lane & 7);
-				const int chunk = (w * C::KSTEPS + ks) * 2 + ((lane >> 3) & 1);
+				const int chunk = (C::RECORD ? C::ROPE_CHUNK + w * 2 :
+							       (w * C::KSTEPS + ks) * 2) +
+						  ((lane >> 3) & 1);
 
 				ldmatrix4(b, base + row * C::ROW + chunk * 16);
-				mma16816<C::BF16>(s[nt], qf[ks], b[0], b[1]);
-				mma16816<C::BF16>(s[nt + 1], qf[ks], b[2], b[3]);
+				mma16816<C::BF16 || C::RECORD>(s[nt], qf[ks], b[0], b[1]);
+				mma16816<C::BF16 || C::RECORD>(s[nt + 1], qf[ks], b[2], b[3]);
 			}
 		}
 	}
@@ -294,10 +360,19 @@ __device__ __forceinline__ void softmax(shared<C> &sm, uint32_t stage, int group
 
 /* O = alpha O + P V for this warp's dims. Tile pairs of e4m3 hold even and odd dims. */
 template <class C>
-__device__ __forceinline__ void values(shared<C> &sm, float (&o)[C::VT][4], uint32_t stage,
+__device__ __forceinline__ void values(shared<C> &sm, float (&o)[C::VT][4], float &unit, uint32_t stage,
 				       int group, int w, int lane)
 {
-	const float a0 = sm.alpha[group][lane >> 2], a1 = sm.alpha[group][(lane >> 2) + 8];
+	float a0 = sm.alpha[group][lane >> 2], a1 = sm.alpha[group][(lane >> 2) + 8], inverse = 1.0f;
+
+	if constexpr (C::RECORD) {
+		const float now = next_unit<C>(sm, unit, stage, w, lane);
+
+		inverse = 1.0f / now;
+		a0 *= unit * inverse;
+		a1 *= unit * inverse;
+		unit = now;
+	}
 
 	/* The maximum seldom moves after the first blocks. NaN compares unequal. */
 	if (__any_sync(~0u, !(a0 == 1.0f && a1 == 1.0f))) {
@@ -316,6 +391,16 @@ __device__ __forceinline__ void values(shared<C> &sm, float (&o)[C::VT][4], uint
 		uint32_t p[4];
 
 		ldmatrix4(p, pbase + ks * 32);
+		if constexpr (C::RECORD) {
+			const int key = ks * 16 + 2 * (lane & 3);
+			const uint32_t lo = factors_of<C>(sm, inverse, stage, key, w);
+			const uint32_t hi = factors_of<C>(sm, inverse, stage, key + 8, w);
+
+			p[0] = mul_f16x2(p[0], lo);
+			p[1] = mul_f16x2(p[1], lo);
+			p[2] = mul_f16x2(p[2], hi);
+			p[3] = mul_f16x2(p[3], hi);
+		}
 		const uint32_t base = smem_addr(sm.stage[stage][ks * 16 + (lane & 15)]) +
 				      w * C::VW * C::ESIZE + (lane >> 4) * 16;
 
@@ -349,8 +434,8 @@ __device__ __forceinline__ void values(shared<C> &sm, float (&o)[C::VT][4], uint
 /* A group's blocks. m, l: running max and sum of head t >> 3, the sum of this thread's keys only. */
 template <class C>
 __device__ __forceinline__ void consume(shared<C> &sm, const uint32_t (&qf)[C::KSTEPS][4],
-					float (&o)[C::VT][4], float &m, float &l, uint32_t blocks,
-					float scale_log2, int group, int t)
+					float (&o)[C::VT][4], float &unit, float &m, float &l,
+					uint32_t blocks, float scale_log2, int group, int t)
 {
 	const int w = t >> 5, lane = t & 31;
 	uint32_t stage = group, round = 0; /* STAGES >= 2 */
@@ -361,7 +446,7 @@ __device__ __forceinline__ void consume(shared<C> &sm, const uint32_t (&qf)[C::K
 		sync_group(group);
 		softmax<C>(sm, stage, group, scale_log2, m, l, t);
 		sync_group(group);
-		values<C>(sm, o, stage, group, w, lane);
+		values<C>(sm, o, unit, stage, group, w, lane);
 		__syncwarp();
 		if (lane == 0)
 			mbar_arrive(smem_addr(&sm.empty[stage]));
@@ -482,16 +567,16 @@ __global__ void __launch_bounds__(C::THREADS, 1) kernel(const __grid_constant__ 
 	const uint32_t tile = item - query * p.head_tiles;
 	const struct exl3_cuda_mla_entry &e = p.entries[entry_of(p, query)];
 	const uint32_t row = query - e.first, dim = C::EXACT ? C::DP : p.dim;
-	const uint32_t begin = min(split * e.split_keys, e.topk);
-	const uint32_t end = min(begin + e.split_keys, e.topk);
-	const uint32_t blocks = (end - begin + C::KB - 1) / C::KB;
+	const extent keys = extent_of(p, e, row, split, sm.alpha[0][0]);
+	const uint32_t blocks = (keys.end - keys.begin + C::KB - 1) / C::KB;
 	const uint32_t heads = min(p.heads - tile * C::TILE_H, (uint32_t)C::TILE_H);
 	const uint8_t *q = (const uint8_t *)e.q + (size_t)row * e.q_stride +
 			   (size_t)tile * C::TILE_H * dim * (e.q_dtype == EXL3_F32 ? 4 : 2);
 	selection<C> sel;
 
 	if (warp >= 8) {
-		sel.init(e, row, begin, end);
+		sel.init(e, row, keys.begin, keys.end);
+		sel.bad = split == 0 && threadIdx.x == 256 ? keys.bad : 0;
 		sel.fetch(0, warp - 8, lane);
 	} else {
 		request_q<C>(sm, q, e.q_dtype, heads, dim, threadIdx.x);
@@ -520,10 +605,15 @@ __global__ void __launch_bounds__(C::THREADS, 1) kernel(const __grid_constant__ 
 	const float scale_log2 = e.scale * e.kv_scale * 1.4426950408889634f;
 	uint32_t qf[C::KSTEPS][4];
 	float o[C::VT][4] = {};
-	float m = -CUDART_INF_F, l = 0.0f;
+	float m = -CUDART_INF_F, l = 0.0f, unit = 0.0f;
 
 	load_q<C>(sm, qf, q, e.q_dtype, heads, dim, warp & 3, threadIdx.x);
-	consume<C>(sm, qf, o, m, l, blocks, scale_log2, group, t);
+	consume<C>(sm, qf, o, unit, m, l, blocks, scale_log2, group, t);
+	if constexpr (C::RECORD) {
+#pragma unroll
+		for (int i = 0; i < C::VT * 4; i++)
+			o[i / 4][i % 4] *= unit;
+	}
 #pragma unroll
 	for (int d = 4; d; d >>= 1)
 		l += __shfl_xor_sync(~0u, l, d);

@@ -22,22 +22,25 @@ extern "C" {
 struct exl3_cuda_mla_entry {
 	const void *q;       /* [m, heads, dim] f16, bf16 or f32 */
 	const void *cache;   /* [slots, dim] */
-	const void *indices; /* [m, topk] i32 or i64; -1 is a hole, others outside [0, slots) are
-	                      * skipped and counted; each is loaded once and checked in a register */
+	const void *indices; /* [ceil(m / table_queries), ceil(topk / page)] i32 or i64, page = 1 << page_shift
+	                      * rows; -1 is a hole, others outside [0, slots / page) are skipped and
+	                      * counted; each is loaded once and checked in a register */
+	const int32_t *lengths; /* [m] keys of a query, clamped to 0..topk, bad ones counted; or NULL: topk */
 	void *o;             /* [m, heads, value_dim] f16, bf16 or f32; 0 where all are holes */
 	float *lse;          /* [m, heads] natural log, -inf where all are holes; or NULL */
 	unsigned long long *skipped; /* the launch adds the number of bad indices; or NULL */
 	uint64_t slots;
 	uint64_t cache_stride;       /* bytes from slot to slot */
 	uint32_t q_stride, o_stride; /* bytes from query to query */
-	uint32_t indices_stride;     /* bytes from query to query, a multiple of the index size */
+	uint32_t indices_stride;     /* bytes from row to row, a multiple of the index size */
+	uint32_t table_queries;      /* consecutive queries that share a row of indices, 1 or more */
 	uint32_t topk;
 	uint32_t m;
 	uint32_t first, split_keys; /* set by the launch: queries of the entries before this one,
 	                              * keys of a CTA */
 	float scale, kv_scale;
 	uint8_t q_dtype, o_dtype, indices_dtype;
-	uint8_t pad;
+	uint8_t page_shift;
 };
 
 struct exl3_cuda_mla {
@@ -45,7 +48,7 @@ struct exl3_cuda_mla {
 	uint32_t nr_entries;                       /* 1..EXL3_CUDA_MLA_ENTRIES_MAX */
 	uint32_t heads;                            /* 1..EXL3_MLA_HEADS_MAX */
 	uint32_t dim, value_dim;                   /* multiples of 16, value_dim <= dim */
-	uint8_t cache_dtype;                       /* f16, bf16 or e4m3 (kv_scale) */
+	uint8_t cache_dtype;                       /* f16, bf16, e4m3 (kv_scale) or e4m3_656 */
 	/* The split of keys follows from m and topk of one entry, not from the sum over entries; all
 	 * entries must lead to the same split (-EINVAL), else merge only those that do. The order of
 	 * summation is fixed for a given split in any case. */

@@ -98,9 +98,10 @@ constexpr uint32_t NO_ROW = ~0u;
  */
 template <class C> struct selection {
 	const uint8_t *indices; /* of this query */
-	uint64_t slots;
+	uint64_t pages;
 	uint32_t stride16;   /* of the cache, in units of 16 bytes */
 	uint32_t begin, end; /* keys of this CTA */
+	uint32_t shift;      /* a page has 1 << shift rows */
 	bool wide;
 	uint32_t cur,
 		nxt; /* lane l: row offset / 16 of key (block l / KEYS_W, l % KEYS_W), or NO_ROW */
@@ -109,8 +110,10 @@ template <class C> struct selection {
 	__device__ __forceinline__ void init(const struct exl3_cuda_mla_entry &e, uint32_t row,
 					     uint32_t first, uint32_t last)
 	{
-		indices = (const uint8_t *)e.indices + (size_t)row * e.indices_stride;
-		slots = e.slots;
+		indices = (const uint8_t *)e.indices +
+			  (size_t)(e.table_queries == 1 ? row : row / e.table_queries) * e.indices_stride;
+		shift = e.page_shift;
+		pages = e.slots >> shift;
 		stride16 = (uint32_t)(e.cache_stride / 16);
 		begin = first;
 		end = last;
@@ -125,11 +128,12 @@ template <class C> struct selection {
 		int64_t v = -1;
 
 		if (key < end)
-			v = load_index(indices + (size_t)key * (wide ? 8 : 4), wide);
-		const bool ok = (uint64_t)v < slots;
+			v = load_index(indices + (size_t)(key >> shift) * (wide ? 8 : 4), wide);
+		const bool ok = (uint64_t)v < pages;
+		const uint32_t in = key & ((1u << shift) - 1);
 
-		bad += !ok && v != -1;
-		nxt = ok ? (uint32_t)v * stride16 : NO_ROW;
+		bad += !ok && v != -1 && in == 0;
+		nxt = ok ? (((uint32_t)v << shift) + in) * stride16 : NO_ROW;
 	}
 
 	/* Steps to @block and returns which of this warp's keys exist. */
@@ -165,6 +169,38 @@ template <class C> struct selection {
 			atomicAdd(e.skipped, sum);
 	}
 };
+
+/* The keys of a CTA. */
+struct extent {
+	uint32_t begin, end;
+	uint32_t bad; /* 1: the length was out of range */
+};
+
+/*
+ * All threads of the CTA; @shared is theirs until the next barrier. A length is read by one of them, as its
+ * owner may change it at any time and all must agree on the number of blocks.
+ */
+__device__ __forceinline__ extent extent_of(const params &p, const struct exl3_cuda_mla_entry &e, uint32_t row,
+					    uint32_t split, float &shared)
+{
+	uint32_t keys = e.topk, each = e.split_keys;
+	extent x;
+
+	x.bad = 0;
+	if (e.lengths) {
+		if (threadIdx.x == 0)
+			shared = __int_as_float((int32_t)load_index(e.lengths + row, false));
+		__syncthreads();
+		const int32_t length = __float_as_int(shared);
+
+		keys = (uint32_t)min(max(length, 0), (int32_t)e.topk);
+		x.bad = length < 0 || (uint32_t)length > e.topk;
+		each = ((keys + p.splits - 1) / p.splits + 15) & ~15u;
+	}
+	x.begin = min(split * each, keys);
+	x.end = min(x.begin + each, keys);
+	return x;
+}
 
 /* Which entry a query of the launch belongs to. */
 __device__ __forceinline__ uint32_t entry_of(const params &p, uint32_t query)

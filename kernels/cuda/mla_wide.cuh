@@ -304,9 +304,8 @@ __global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_consta
 	const uint32_t tile = item - query * p.head_tiles;
 	const struct exl3_cuda_mla_entry &e = p.entries[entry_of(p, query)];
 	const uint32_t row = query - e.first;
-	const uint32_t begin = min(split * e.split_keys, e.topk);
-	const uint32_t end = min(begin + e.split_keys, e.topk);
-	const uint32_t blocks = (end - begin + C::KB - 1) / C::KB;
+	const extent keys = extent_of(p, e, row, split, sm.sum[0][0]);
+	const uint32_t blocks = (keys.end - keys.begin + C::KB - 1) / C::KB;
 
 	if (t == 0) {
 		for (int i = 0; i < 2; i++) {
@@ -323,7 +322,8 @@ __global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_consta
 		const int warp = (t >> 5) & 3, lane = t & 31;
 		selection<C> sel;
 
-		sel.init(e, row, begin, end);
+		sel.init(e, row, keys.begin, keys.end);
+		sel.bad = split == 0 && t == 256 ? keys.bad : 0;
 		sel.fetch(0, warp, lane);
 		wide_produce<C>(sm, sel, (const uint8_t *)e.cache, blocks, warp, lane);
 		sel.report(e, tile, lane);

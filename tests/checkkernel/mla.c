@@ -12,6 +12,8 @@
 struct shape {
 	uint32_t heads, dim, value_dim, topk;
 	uint8_t cache_dtype, indices_dtype;
+	uint32_t page_rows, table_queries;
+	bool lengths;
 	uint32_t cache_gap, indices_gap;
 	bool garbage, no_lse, bad_rows;
 	float kv_scale;
@@ -23,41 +25,44 @@ struct shape {
 };
 
 struct mla {
-	struct ck_buf cache[ENTRIES], indices[ENTRIES];
+	struct ck_buf cache[ENTRIES], indices[ENTRIES], lengths[ENTRIES];
 	struct exl3_mla_cache host_caches[ENTRIES], dev_caches[ENTRIES];
 	struct ck_rows rows[ENTRIES];
 	struct exl3_rows host_rows[ENTRIES], dev_rows[ENTRIES];
 	struct exl3_work host, dev;
 };
 
-static int64_t bad_slot(struct ck *ck, uint8_t dtype)
+static int64_t bad_slot(struct ck *ck, uint8_t dtype, uint32_t nr)
 {
 	switch (ck_below(ck, 5)) {
 	case 0:
 		return -2;
 	case 1:
-		return SLOTS;
+		return nr;
 	case 2:
 		return dtype == EXL3_I64 ? (1ll << 32) + 1 : INT32_MIN;
 	case 3:
 		return dtype == EXL3_I64 ? INT64_MIN : INT32_MAX;
 	default:
-		return SLOTS + 1 + ck_below(ck, 1u << 30);
+		return nr + 1 + ck_below(ck, 1u << 30);
 	}
 }
 
 static void build_indices(struct ck *ck, const struct shape *s, struct mla *m, uint32_t e,
 			  uint32_t stride)
 {
-	m->indices[e] = ck_buf_new(ck, (size_t)s->entry[e].m * stride);
-	for (uint32_t r = 0; r < s->entry[e].m; r++)
-		for (uint32_t j = 0; j < s->topk; j++) {
+	const uint32_t tables = (s->entry[e].m + s->table_queries - 1) / s->table_queries;
+	const uint32_t pages = SLOTS / s->page_rows;
+
+	m->indices[e] = ck_buf_new(ck, (size_t)tables * stride);
+	for (uint32_t r = 0; r < tables; r++)
+		for (uint32_t j = 0; j < (s->topk + s->page_rows - 1) / s->page_rows; j++) {
 			uint32_t kind = s->garbage ? ck_below(ck, 4) : 3;
 			/* Every third query of garbage has nothing but holes. */
 			int64_t slot = s->garbage && r % 3 == 2 ? -1
 				       : kind == 0              ? -1
-				       : kind == 1              ? bad_slot(ck, s->indices_dtype)
-								: ck_below(ck, SLOTS);
+				       : kind == 1              ? bad_slot(ck, s->indices_dtype, pages)
+								: ck_below(ck, pages);
 			int32_t narrow = (int32_t)slot;
 			char *at = (char *)m->indices[e].host + (size_t)r * stride;
 
@@ -67,11 +72,38 @@ static void build_indices(struct ck *ck, const struct shape *s, struct mla *m, u
 				memcpy(at + 4 * j, &narrow, 4);
 		}
 	ck_buf_upload(ck, &m->indices[e]);
+	if (!s->lengths)
+		return;
+	m->lengths[e] = ck_buf_new(ck, s->entry[e].m * sizeof(int32_t));
+	for (uint32_t r = 0; r < s->entry[e].m; r++)
+		((int32_t *)m->lengths[e].host)[r] = (int32_t)ck_below(ck, s->topk + 4) - 1;
+	ck_buf_upload(ck, &m->lengths[e]);
+}
+
+/* A value of the cache: no NaN, and small enough for a softmax that is not one-hot. */
+static uint8_t e4m3(struct ck *ck)
+{
+	return (uint8_t)ck_random(ck) & 0xbf;
+}
+
+static void put_record(struct ck *ck, char *row)
+{
+	float factor[4];
+	uint16_t rope[64];
+
+	for (uint32_t d = 0; d < EXL3_RECORD_VALUES; d++)
+		row[d] = (char)e4m3(ck);
+	for (uint32_t i = 0; i < 4; i++)
+		factor[i] = (float)ck_uniform(ck, 0.1, 1);
+	for (uint32_t i = 0; i < 64; i++)
+		rope[i] = exl3_f32_to_bf16((float)ck_uniform(ck, -1, 1));
+	memcpy(row + EXL3_RECORD_VALUES, factor, sizeof(factor));
+	memcpy(row + EXL3_RECORD_VALUES + sizeof(factor), rope, sizeof(rope));
 }
 
 static void build(struct ck *ck, const struct shape *s, struct mla *m)
 {
-	uint32_t stride = s->dim * exl3_dtype_bytes(s->cache_dtype) + s->cache_gap;
+	uint32_t stride = exl3_cache_row_bytes(s->cache_dtype, s->dim) + s->cache_gap;
 	uint32_t indices_stride =
 		(s->topk * exl3_dtype_bytes(s->indices_dtype) + 15) / 16 * 16 + s->indices_gap;
 
@@ -82,12 +114,12 @@ static void build(struct ck *ck, const struct shape *s, struct mla *m)
 		m->cache[e] = ck_buf_new(ck, (size_t)SLOTS * stride);
 		for (uint32_t r = 0; r < SLOTS; r++)
 			for (uint32_t d = 0; d < s->dim; d++)
-				if (s->cache_dtype == EXL3_E4M3) {
-					uint8_t v = (uint8_t)ck_random(ck);
-
-					/* No NaN, and small enough for a softmax that is not one-hot. */
+				if (s->cache_dtype == EXL3_E4M3_656) {
+					put_record(ck, (char *)m->cache[e].host + (size_t)r * stride);
+					break;
+				} else if (s->cache_dtype == EXL3_E4M3) {
 					((uint8_t *)m->cache[e].host)[(size_t)r * stride + d] =
-						v & 0xbf;
+						e4m3(ck);
 				} else {
 					ck_put(&m->cache[e], s->cache_dtype, stride, r, d,
 					       ck_uniform(ck, -1, 1));
@@ -113,11 +145,13 @@ static void build(struct ck *ck, const struct shape *s, struct mla *m)
 		m->host_caches[e] = (struct exl3_mla_cache){.cache = m->cache[e].host,
 							    .indices = m->indices[e].host,
 							    .lse = m->rows[e].ref_lse,
+							    .lengths = (const int32_t *)m->lengths[e].host,
 							    .scale = (float)(2 / sqrt(s->dim)),
 							    .kv_scale = s->kv_scale};
 		m->dev_caches[e] = m->host_caches[e];
 		m->dev_caches[e].cache = m->cache[e].dev;
 		m->dev_caches[e].indices = m->indices[e].dev;
+		m->dev_caches[e].lengths = (const int32_t *)m->lengths[e].dev;
 		if (!s->no_lse)
 			m->dev_caches[e].lse =
 				(float *)(void *)((char *)m->rows[e].lse.dev + CK_MARGIN);
@@ -133,7 +167,9 @@ static void build(struct ck *ck, const struct shape *s, struct mla *m)
 							    .cache_stride = stride,
 							    .indices_stride = indices_stride,
 							    .cache_dtype = s->cache_dtype,
-							    .indices_dtype = s->indices_dtype};
+							    .indices_dtype = s->indices_dtype,
+							    .page_rows = s->page_rows,
+							    .table_queries = s->table_queries};
 	m->dev = m->host;
 	m->dev.rows = m->dev_rows;
 	m->dev.u.mla.caches = m->dev_caches;
@@ -155,6 +191,7 @@ static void run_shape(struct ck *ck, const struct shape *s, const char *what)
 		ck_rows_free(&m.rows[e]);
 		ck_buf_free(&m.cache[e]);
 		ck_buf_free(&m.indices[e]);
+		ck_buf_free(&m.lengths[e]);
 	}
 }
 
@@ -178,6 +215,9 @@ void ck_mla(struct ck *ck)
 				  .indices_dtype = i % 2 ? EXL3_I64 : EXL3_I32,
 				  .cache_gap = 16 * (uint32_t)(i % 4),
 				  .indices_gap = 16 * (uint32_t)(i % 3),
+				  .page_rows = i % 9 == 4 ? 2 : 1, /* SLOTS is even */
+				  .table_queries = 1 + (uint32_t)i % 5 / 3,
+				  .lengths = i % 5 == 3 || i % 9 == 4,
 				  .garbage = i % 5 > 1,
 				  .no_lse = i % 7 == 6,
 				  .kv_scale = i % 3 == 2 ? 0.4f : 1,
@@ -185,6 +225,13 @@ void ck_mla(struct ck *ck)
 				  .entry = {{1 + (uint32_t)i % 4, io[i % 3], io[i / 3 % 3]},
 					    {3, io[i / 2 % 3], io[i / 4 % 3]}}};
 
+		if (i % 8 == 3) {
+			s.cache_dtype = EXL3_E4M3_656;
+			s.dim = EXL3_RECORD_DIM;
+			s.value_dim = EXL3_RECORD_VALUES;
+			s.kv_scale = 1;
+			s.heads = heads[i / 8 % 8];
+		}
 		if (s.heads == 128 && i > 16)
 			s.entry[0].m = 1;
 		run_shape(ck, &s, "shapes");

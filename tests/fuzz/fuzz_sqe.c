@@ -75,8 +75,10 @@ static void set_up(const uint8_t *p)
 		.slots = w[10],
 		.cache_stride = (uint64_t)(w[11] & 255u) * 16,
 		.indices_stride = (w[11] >> 8) * 16u,
-		.cache_dtype = (uint8_t)(1 + w[0] % 5),
+		.cache_dtype = (uint8_t)(1 + w[0] % 7),
 		.indices_dtype = (uint8_t)(EXL3_I32 + (w[0] >> 8 & 1)),
+		.page_rows = w[0] >> 9 & 15u,
+		.table_queries = w[0] >> 13 & 7u,
 	};
 	geometry_ok = exl3_check_geometry(&geometry, NULL) == 0;
 }
@@ -112,9 +114,12 @@ static void check_result(const struct exl3_sqe *sqe, const struct exl3_checked *
 		x_elems = (uint64_t)g->heads * g->dim;
 		y_elems = (uint64_t)g->heads * g->value_dim;
 		inside(c->u.mla.cache.cache, g->slots, g->cache_stride,
-		       (uint64_t)g->dim * exl3_dtype_bytes(g->cache_dtype));
-		inside(c->u.mla.cache.indices, r->m, g->indices_stride,
-		       (uint64_t)g->topk * exl3_dtype_bytes(g->indices_dtype));
+		       exl3_cache_row_bytes(g->cache_dtype, g->dim));
+		inside(c->u.mla.cache.indices, (r->m + g->table_queries - 1) / g->table_queries,
+		       g->indices_stride,
+		       (uint64_t)exl3_mla_columns(g) * exl3_dtype_bytes(g->indices_dtype));
+		if (c->u.mla.cache.lengths)
+			inside(c->u.mla.cache.lengths, r->m, 4, 4);
 		if (c->u.mla.cache.lse)
 			inside(c->u.mla.cache.lse, r->m, g->heads * 4ull, g->heads * 4ull);
 	} else {

@@ -148,20 +148,52 @@ struct test {
 	bool wide, lse, pad; /* pad: strides larger than the rows */
 	pattern pat;
 	uint32_t cluster, groups;
+	uint32_t page_shift = 0, table_queries = 1;
+	bool lengths = false;
+
+	uint32_t columns() const
+	{
+		return (topk + (1u << page_shift) - 1) >> page_shift;
+	}
+	uint64_t pages() const
+	{
+		return slots >> page_shift;
+	}
 };
+
+/* Element @d of a cache row. */
+float get_kv(const uint8_t *row, uint32_t dtype, uint32_t d)
+{
+	float f;
+
+	if (dtype != EXL3_E4M3_656)
+		return get(row, dtype, d);
+	if (d >= 512)
+		return get(row + 528, EXL3_BF16, d - 512);
+	memcpy(&f, row + 512 + d / 128 * 4, 4);
+	return f * get(row, EXL3_E4M3, d);
+}
 
 /* One request: host copies, device buffers, reference. */
 struct request {
 	test t;
 	std::vector<uint8_t> q, cache, idx;
+	std::vector<int32_t> len;
 	std::vector<double> ref, ref_lse;
 	uint64_t bad = 0;
 	float scale, kv_scale;
 	uint32_t q_stride, o_stride, idx_stride;
 	uint64_t cache_stride;
-	device_buf dq, dcache, didx, dout, dlse, dskipped;
+	device_buf dq, dcache, didx, dlen, dout, dlse, dskipped;
 
 	explicit request(const test &c);
+	/* That query @b looks at. */
+	uint32_t keys(uint32_t b) const
+	{
+		if (!t.lengths)
+			return t.topk;
+		return len[b] < 0 ? 0 : std::min((uint32_t)len[b], t.topk);
+	}
 	void reference();
 	void zero_out();
 	struct exl3_cuda_mla_entry entry() const;
@@ -175,31 +207,55 @@ request::request(const test &c) : t(c)
 
 	q_stride = t.heads * t.dim * exl3_dtype_bytes(t.q) + extra;
 	o_stride = t.heads * t.value_dim * exl3_dtype_bytes(t.o) + extra;
-	cache_stride = t.dim * exl3_dtype_bytes(t.cache) + extra;
-	idx_stride = t.topk * (t.wide ? 8 : 4) + (t.pad ? 8 : 0);
+	t.slots = t.pages() << t.page_shift;
+	cache_stride = exl3_cache_row_bytes(t.cache, t.dim) + extra;
+	idx_stride = t.columns() * (t.wide ? 8 : 4) + (t.pad ? 8 : 0);
 	scale = 1.5f / sqrtf((float)t.dim);
 	kv_scale = t.cache == EXL3_E4M3 ? 0.37f : 1.0f;
 	q.resize((size_t)q_stride * t.m);
 	cache.resize(cache_stride * t.slots, 0xff); /* padding reads as NaN */
-	idx.resize((size_t)idx_stride * t.m, 0xff);
+	const uint32_t tables = (t.m + t.table_queries - 1) / t.table_queries;
+
+	idx.resize((size_t)idx_stride * tables, 0xff);
 	for (uint32_t b = 0; b < t.m; b++)
 		for (uint32_t i = 0; i < t.heads * t.dim; i++)
 			put(&q[(size_t)b * q_stride], t.q, i, normal());
 	for (uint64_t s = 0; s < t.slots; s++)
-		for (uint32_t d = 0; d < t.dim; d++)
-			put(&cache[s * cache_stride], t.cache, d, normal() / kv_scale);
-	for (uint32_t b = 0; b < t.m; b++)
-		for (uint32_t i = 0; i < t.topk; i++) {
-			int64_t v = (int64_t)(rng() % t.slots);
+		if (t.cache == EXL3_E4M3_656) {
+			/* Factors that differ by powers of two between rows and blocks. */
+			for (uint32_t d = 0; d < 512; d += 128) {
+				const float f = ldexpf(0.5f + rng() % 64 / 64.0f, (int)(rng() % 9) - 6);
+
+				memcpy(&cache[s * cache_stride + 512 + d / 128 * 4], &f, 4);
+				for (uint32_t i = d; i < d + 128; i++)
+					put(&cache[s * cache_stride], EXL3_E4M3, i, normal());
+			}
+			for (uint32_t d = 0; d < 64; d++)
+				put(&cache[s * cache_stride + 528], EXL3_BF16, d, normal());
+		} else {
+			for (uint32_t d = 0; d < t.dim; d++)
+				put(&cache[s * cache_stride], t.cache, d, normal() / kv_scale);
+		}
+	for (uint32_t b = 0; b < t.m && t.lengths; b++) {
+		const uint32_t kind = (uint32_t)(rng() % 8);
+
+		len.push_back(kind == 0 ? 0 : kind == 1 ? -5 : kind == 2 ? (int)t.topk + 1 : (int)(rng() % (t.topk + 1)));
+		bad += kind == 1 || kind == 2;
+	}
+	for (uint32_t b = 0; b < tables; b++)
+		for (uint32_t i = 0; i < t.columns(); i++) {
+			int64_t v = (int64_t)(rng() % t.pages());
 
 			if (t.pat == EMPTY || (t.pat == HOLES && rng() % 3 == 0) ||
-			    (t.pat == SHORT && i >= t.topk / 3))
+			    (t.pat == SHORT && i >= t.columns() / 3))
 				v = -1;
 			if (t.pat == GARBAGE && rng() % 2)
-				v = rng() % 8 == 0 ? (int64_t)t.slots : (int64_t)rng();
+				v = rng() % 8 == 0 ? (int64_t)t.pages() : (int64_t)rng();
 			if (!t.wide)
 				v = (int32_t)v;
-			bad += v != -1 && (v < 0 || (uint64_t)v >= t.slots);
+			for (uint32_t r = b * t.table_queries; r < (b + 1) * t.table_queries && r < t.m; r++)
+				bad += v != -1 && (v < 0 || (uint64_t)v >= t.pages()) &&
+				       i << t.page_shift < keys(r);
 			if (t.wide)
 				memcpy(&idx[(size_t)b * idx_stride + i * 8], &v, 8);
 			else
@@ -208,6 +264,8 @@ request::request(const test &c) : t(c)
 	dq.init(q.data(), q.size(), false);
 	dcache.init(cache.data(), cache.size(), false);
 	didx.init(idx.data(), idx.size(), false);
+	if (t.lengths)
+		dlen.init(len.data(), len.size() * 4, false);
 	dout.init(nullptr, (size_t)o_stride * t.m, true);
 	dlse.init(nullptr, (size_t)t.m * t.heads * 4, true);
 	dskipped.init(nullptr, 8, true);
@@ -219,7 +277,7 @@ void request::reference()
 
 	for (uint64_t s = 0; s < t.slots; s++)
 		for (uint32_t d = 0; d < t.dim; d++)
-			kv[s * t.dim + d] = get(&cache[s * cache_stride], t.cache, d);
+			kv[s * t.dim + d] = get_kv(&cache[s * cache_stride], t.cache, d);
 	ref.assign((size_t)t.m * t.heads * t.value_dim, 0.0);
 	ref_lse.assign((size_t)t.m * t.heads, -INFINITY);
 	const unsigned nr = std::max(1u, std::thread::hardware_concurrency());
@@ -239,18 +297,21 @@ void request::reference()
 					qd[d] = get(&q[(size_t)b * q_stride], t.q,
 						    (size_t)h * t.dim + d);
 				for (uint32_t i = 0; i < t.topk; i++) {
-					const uint8_t *p = &idx[(size_t)b * idx_stride];
+					const uint8_t *p = &idx[(size_t)(b / t.table_queries) * idx_stride];
+					const uint32_t at = i >> t.page_shift;
 					int32_t v32;
 					int64_t v;
 
 					if (t.wide) {
-						memcpy(&v, p + i * 8, 8);
+						memcpy(&v, p + at * 8, 8);
 					} else {
-						memcpy(&v32, p + i * 4, 4);
+						memcpy(&v32, p + at * 4, 4);
 						v = v32;
 					}
-					rows[i] = v >= 0 && (uint64_t)v < t.slots ? &kv[v * t.dim]
-										  : nullptr;
+					const bool in = v >= 0 && (uint64_t)v < t.pages() && i < keys(b);
+
+					rows[i] = in ? &kv[((v << t.page_shift) + (i & ((1u << t.page_shift) - 1))) * t.dim]
+						     : nullptr;
 					s[i] = -INFINITY;
 					if (!rows[i])
 						continue;
@@ -300,6 +361,9 @@ struct exl3_cuda_mla_entry request::entry() const
 	e.o = dout.data();
 	e.lse = t.lse ? (float *)dlse.data() : nullptr;
 	e.skipped = (unsigned long long *)dskipped.data();
+	e.lengths = t.lengths ? (const int32_t *)dlen.data() : nullptr;
+	e.table_queries = t.table_queries;
+	e.page_shift = (uint8_t)t.page_shift;
 	e.slots = t.slots;
 	e.cache_stride = cache_stride;
 	e.q_stride = q_stride;
@@ -331,17 +395,17 @@ void result(bool ok, const char *name, const test &t, const char *what, double s
 	}
 	nr_failed++;
 	printf("FAIL %s: cache %u q %u o %u heads %u dim %u/%u topk %u m %u wide %d pattern %d "
-	       "split %ux%u: "
+	       "split %ux%u pages 2^%u, %u queries a table, lengths %d: "
 	       "%s: saw %g, want %g\n",
 	       name, t.cache, t.q, t.o, t.heads, t.dim, t.value_dim, t.topk, t.m, t.wide, t.pat,
-	       t.cluster, t.groups, what, seen, want);
+	       t.cluster, t.groups, t.page_shift, t.table_queries, t.lengths, what, seen, want);
 }
 
 /* Errors are measured in units of the rms of the reference. */
 uint32_t request::check(const char *name, bool nan_query0)
 {
 	const std::vector<uint8_t> out = output();
-	const double tol = t.cache == EXL3_BF16 ? 0.03 : 0.008;
+	const double tol = t.cache == EXL3_BF16 || t.cache == EXL3_E4M3_656 ? 0.03 : 0.008;
 	/* Rounding of the output, relative to the value itself. */
 	const double ulp = t.o == EXL3_BF16 ? 0x1p-8 : t.o == EXL3_F16 ? 0x1p-10 : 0x1p-20;
 	double sq = 0, worst = 0;
@@ -501,6 +565,9 @@ void run_merged(const test &base)
 		t.slots = base.slots + i * 11;
 		t.pad = i & 1;
 		t.pat = i == 3 ? GARBAGE : i == 4 ? EMPTY : HOLES;
+		t.page_shift = i % 3 == 2 ? 4 : 0;
+		t.table_queries = 1 + i % 2;
+		t.lengths = i > 4;
 		rqs.push_back(new request(t));
 		rqs.back()->reference();
 		es.push_back(rqs.back()->entry());
@@ -531,7 +598,7 @@ void run_merged(const test &base)
 		delete rq;
 }
 
-const uint32_t caches[] = {EXL3_BF16, EXL3_F16, EXL3_E4M3};
+const uint32_t caches[] = {EXL3_BF16, EXL3_F16, EXL3_E4M3, EXL3_E4M3_656};
 
 void run_all(bool quick)
 {
@@ -569,6 +636,16 @@ void run_all(bool quick)
 					  0};
 
 				i++;
+				if (cache == EXL3_E4M3_656) {
+					t.dim = 576;
+					t.value_dim = 512;
+				}
+				if (i % 3 == 1) {
+					t.page_shift = i % 7;
+					t.table_queries = 1 + i % 4;
+					t.m += 2;
+					t.lengths = i % 2;
+				}
 				if (quick && (h == 64 || h == 3 || i % 3))
 					continue;
 				if (quick)
@@ -582,8 +659,10 @@ void run_all(bool quick)
 			if (quick && s.cluster != 5 && s.groups != 3)
 				continue;
 			run_case(t);
-			t.dim = 512;
+			t.dim = cache == EXL3_E4M3_656 ? 576 : 512;
 			t.topk = 333;
+			t.lengths = s.cluster != 3;
+			t.page_shift = s.groups == 1 ? 6 : 0;
 			t.pat = GARBAGE;
 			t.heads = 20;
 			run_case(t);
@@ -594,8 +673,10 @@ void run_all(bool quick)
 		run_nan(t);
 		run_merged(t);
 		t.heads = 40;
-		t.dim = 192;
-		t.value_dim = 128;
+		if (cache != EXL3_E4M3_656) {
+			t.dim = 192;
+			t.value_dim = 128;
+		}
 		run_nan(t);
 		run_merged(t);
 		/* Keys for many blocks: several sets of offsets a warp. */

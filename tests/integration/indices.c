@@ -276,7 +276,7 @@ SPOIL(slots_past, e->u.mla.indices = raw_ref(&s->arena, s->arena.bytes - 64))
 SPOIL(lse_past, e->u.mla.lse = raw_ref(&s->arena, s->arena.bytes))
 SPOIL(o_on_cache, e->y += 16) /* the cache begins where o ends */
 SPOIL(scale_nan, e->u.mla.scale = 0.0f / 0.0f)
-SPOIL(mla_reserved, e->u.mla.reserved[7] = 1)
+SPOIL(mla_reserved, e->u.mla.reserved[5] = 1)
 SPOIL(mla_stored, e->flags = EXL3_STORED)
 
 static const struct broken broken[] = {

@@ -67,6 +67,18 @@ def main():
         fill(weights, [1.0] * 3)
         out["skipped"] = channel.moe(moe, x, y, ids, weights).detail
         out["all holes"] = any(floats(y))
+        # Two sequences with three and one queries, pages of four rows, a length for each query.
+        tables, lengths = arena.array("i4", (2, 3)), arena.array("i4", (4,))
+        q, cache, o = arena.array("f4", (4, 2, 32)), arena.array("f2", (24, 32)), arena.array("f4", (4, 2, 16))
+        fill(tables, [5, 0, 3, 1, 77, -1])
+        fill(lengths, [9, 10, 11, 99])
+        fill(q, [((i * 29) % 53 - 26) / 26 for i in range(4 * 2 * 32)])
+        cache.bytes[:] = struct.pack("<768e", *[((i * 31) % 61 - 30) / 32 for i in range(768)])
+        geometry = client.mla(2, 32, 16, 11, 24, "f2", page_rows=4, table_queries=3)
+        c = channel.mla(geometry, q, cache, tables, o, 0.5, lengths=lengths)
+        out["pages"] = {"q": floats(q), "o": floats(o), "detail": c.detail,
+                        "cache": list(struct.unpack("<768e", cache.bytes))}
+        out["pages that are not whole"] = refused(lambda: client.mla(2, 32, 16, 11, 22, "f2", page_rows=4))
         out["alive"] = client.alive
     out["closed"] = refused(lambda: client.model("layers"))
     print(json.dumps(out))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MoE, MLP and MLA through exl3ctl against the independent reference."""
 import math
+import struct
 
 import exl3ref as ref
 from harness import check, equal
@@ -150,8 +151,40 @@ def test_mla_refusals(env):
         rc, _, err = d.ctl("run", "mla", "--q", env.path("q.npy"), "--kv", env.path("kv.npy"), "--indices",
                            env.path("i.npy"), "--scale", "1", "-o", env.path("no.npy"), *args)
         check(rc in (2, 3) and err.strip(), f"heads {heads} dim {dim} {args}: status {rc}, {err}")
-    ref.npy_save(env.path("q.npy"), "<f4", (1, 1, 656), [0.0] * 656)
+    ref.npy_save(env.path("q.npy"), "<f4", (1, 1, 512), [0.0] * 512)
     ref.npy_save(env.path("kv.npy"), "|u1", (4, 656), [0] * (4 * 656))
     rc, _, err = d.ctl("run", "mla", "--q", env.path("q.npy"), "--kv", env.path("kv.npy"), "--indices",
                        env.path("i.npy"), "--scale", "1", "-o", env.path("no.npy"))
-    check(rc == 3 and "656" in err, f"656-byte records are refused by name: status {rc}, {err}")
+    check(rc == 3 and "576" in err, f"records for a q of 512: status {rc}, {err}")
+
+
+def test_mla_records(env):
+    """The packed records of 656 bytes: 512 e4m3 values, 4 factors, 64 bf16 values."""
+    d = env.shared()
+    heads, slots = 2, 6
+    codes = [(i * 37 + 11) % 256 for i in range(slots * 512)]
+    codes = [c if c & 0x7F != 0x7F else 0 for c in codes]  # no NaN
+    factors = [0.01 * (1 + i % 7) for i in range(slots * 4)]
+    factors = list(struct.unpack(f"<{slots * 4}f", struct.pack(f"<{slots * 4}f", *factors)))
+    rope = [ref.to_bf16(v) for v in wave(slots * 64, 3)]
+    records, cache = b"", []
+    for s in range(slots):
+        part = codes[512 * s:512 * s + 512]
+        records += bytes(part) + struct.pack("<4f", *factors[4 * s:4 * s + 4])
+        records += struct.pack("<64H", *rope[64 * s:64 * s + 64])
+        cache.append([ref.e4m3(c) * factors[4 * s + i // 128] for i, c in enumerate(part)] +
+                     [ref.bf16(v) for v in rope[64 * s:64 * s + 64]])
+    q = wave(2 * heads * 576, 9)
+    indices = [[0, 5, 3], [4, -1, 4]]
+    ref.npy_save(env.path("q.npy"), "<f4", (2, heads, 576), q)
+    ref.npy_save(env.path("kv.npy"), "|u1", (slots, 656), list(records))
+    ref.npy_save(env.path("i.npy"), "<i4", (2, 3), sum(indices, []))
+    (_, shape, o), (_, _, lse) = run_mla(env, d, "--scale", "0.05")
+    equal(shape, (2, heads, 512), "shape")
+    want_o, want_lse = [], []
+    for b in range(2):
+        out, sums = ref.mla(ref.rows_of(q[b * heads * 576:(b + 1) * heads * 576], 576), cache, indices[b], 0.05, 512)
+        want_o += sum(out, [])
+        want_lse += sums
+    near(o, want_o, "f4", "o")
+    near(lse, want_lse, "f4", "lse")

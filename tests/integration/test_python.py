@@ -34,5 +34,14 @@ def test_python_client(env):
           f"tensor: {got['tensor']}")
     equal(got["moe"], [256, 256, 16], "routed block")
     equal((got["skipped"], got["all holes"]), (2, False), "invalid ids, y of a row without experts")
+    pages = got["pages"]
+    cache, q = ref.rows_of(pages["cache"], 32), ref.rows_of(pages["q"], 32)
+    want = []
+    for b, (table, length) in enumerate([([5, 0, 3], 9), ([5, 0, 3], 10), ([5, 0, 3], 11), ([1, 77, -1], 11)]):
+        slots = [page * 4 + i if 0 <= page < 6 else -1 for page in table for i in range(4)][:length]
+        want += sum(ref.mla(q[2 * b:2 * b + 2], cache, slots, 0.5, 16)[0], [])
+    near(pages["o"], want, "f4", "block tables with lengths")
+    equal(pages["detail"], 2, "a page that is not there, a length that is too large")
+    equal(got["pages that are not whole"][0], "EINVAL", "slots that are no multiple of the page")
     check(got["alive"], "not alive while connected")
     equal(got["closed"][0], "EBADF", "after close")

@@ -228,6 +228,10 @@ enum {
 	MLP_SCALE,
 	GATE,
 	MLA_RES,
+	LENGTHS,
+	LENGTHS_PAST,
+	LENGTHS_IN_O,
+	LENGTHS_IN_LSE,
 	MLA_SCALE,
 	CACHE_NONE,
 	CACHE_PAST,
@@ -418,6 +422,19 @@ static void change(struct exl3_sqe *s, int what)
 	case MLA_RES:
 		s->u.mla.reserved[0] = 1;
 		break;
+	/* 3 i32 */
+	case LENGTHS:
+		s->u.mla.lengths = EXL3_REF(3, BUF_BYTES - 16);
+		break;
+	case LENGTHS_PAST:
+		s->u.mla.lengths = EXL3_REF(3, BUF_BYTES);
+		break;
+	case LENGTHS_IN_O:
+		s->u.mla.lengths = EXL3_REF(2, 16);
+		break;
+	case LENGTHS_IN_LSE:
+		s->u.mla.lengths = EXL3_REF(2, 65536);
+		break;
 	case MLA_SCALE:
 		s->u.mla.scale = NAN;
 		break;
@@ -547,6 +564,10 @@ static const struct {
 	{"mla, lse within o", good_mla, LSE_IN_O, BAD(OVERLAP)},
 	{"mla, cache over o", good_mla, CACHE_IN_O, BAD(OVERLAP)},
 	{"mla, lse over q", good_mla, LSE_IN_Q, BAD(OVERLAP)},
+	{"mla, lengths", good_mla, LENGTHS, OK},
+	{"mla, lengths past their buffer", good_mla, LENGTHS_PAST, BAD(BOUNDS)},
+	{"mla, lengths within o", good_mla, LENGTHS_IN_O, BAD(OVERLAP)},
+	{"mla, lengths over lse", good_mla, LENGTHS_IN_LSE, BAD(OVERLAP)},
 	{"nop", good_nop, NONE, OK},
 	{"nop with an operand", good_nop, NOP_X, BAD(OP)},
 	{"nop with words", good_nop, NOP_U, BAD(OP)},
@@ -693,8 +714,26 @@ static void geometries(void **state)
 	REFUSED(-EINVAL, g.indices_stride = 2048 * 8 - 8);
 	REFUSED(-EINVAL, g.indices_stride = 2048 * 8 + 4);
 	REFUSED(0, g.indices_stride = 2048 * 8 + 8);
-	REFUSED(-EOPNOTSUPP, g.cache_stride = 656);
-	REFUSED(-EOPNOTSUPP, g.dim = 656);
+	REFUSED(0, g.cache_stride = 656);
+	REFUSED(0, g.cache_dtype = EXL3_E4M3_656);
+	assert_int_equal(g.cache_stride, 656);
+	assert_int_equal(g.page_rows, 1);
+	assert_int_equal(g.table_queries, 1);
+	REFUSED(0, (g.cache_dtype = EXL3_E4M3_656, g.cache_stride = 672));
+	REFUSED(-EINVAL, (g.cache_dtype = EXL3_E4M3_656, g.cache_stride = 640));
+	REFUSED(-EINVAL, (g.cache_dtype = EXL3_E4M3_656, g.dim = 512));
+	REFUSED(-EINVAL, (g.cache_dtype = EXL3_E4M3_656, g.value_dim = 576));
+	REFUSED(0, g.page_rows = 64);
+	assert_int_equal(g.indices_stride, 32 * 8);
+	REFUSED(0, (g.page_rows = 64, g.topk = 2049));
+	assert_int_equal(g.indices_stride, 33 * 8);
+	REFUSED(0, g.page_rows = EXL3_MLA_PAGE_MAX);
+	REFUSED(-EINVAL, g.page_rows = EXL3_MLA_PAGE_MAX * 2);
+	REFUSED(-EINVAL, g.page_rows = 48);
+	REFUSED(-EINVAL, (g.page_rows = 64, g.slots -= 32));
+	REFUSED(0, g.table_queries = EXL3_M_MAX);
+	REFUSED(-EINVAL, g.table_queries = EXL3_M_MAX + 1);
+	REFUSED(-EOPNOTSUPP, g.cache_dtype = EXL3_DTYPE_NR);
 	REFUSED(-EOPNOTSUPP, g.cache_dtype = EXL3_F32);
 	REFUSED(-EINVAL, g.indices_dtype = EXL3_F32);
 #undef REFUSED
