@@ -36,7 +36,12 @@ void exl3_slice_operands(const struct exl3_request *req, struct exl3_launch *l, 
 		struct exl3_mla_cache *cache = &l->u.caches[i];
 
 		*cache = c->u.mla.cache;
-		cache->indices = (const char *)cache->indices + first * g->indices_stride;
+		/* A slice may begin among queries that share a row of indices. */
+		cache->indices =
+			(const char *)cache->indices + first / g->table_queries * g->indices_stride;
+		cache->table_first = (uint32_t)(first % g->table_queries);
+		if (cache->lengths)
+			cache->lengths += first;
 		if (cache->lse)
 			cache->lse += first * g->heads;
 	}

@@ -113,8 +113,9 @@ static inline uint32_t exl3_mla_columns(const struct exl3_mla_geometry *g)
 struct exl3_mla_args {
 	const struct exl3_mla_cache {
 		const void *cache;
-		const void *indices; /* [ceil(m / table_queries), exl3_mla_columns()] */
+		const void *indices; /* [ceil((table_first + m) / table_queries), exl3_mla_columns()] */
 		const int32_t *lengths; /* [m] keys of a query; outside 0..topk: clamped, counted; or NULL: topk */
+		uint32_t table_first; /* queries before rows[i]'s first that share its row of indices */
 		float *lse;          /* [m, heads] natural log, or NULL */
 		float scale, kv_scale; /* kv_scale is 1 unless the cache is e4m3 */
 	} *caches; /* per rows entry */

@@ -42,7 +42,8 @@ static void read_slots(const struct exl3_work *work, struct query *q)
 	const struct exl3_mla_geometry *g = &work->u.mla.geometry;
 	const struct exl3_mla_cache *c = &work->u.mla.caches[q->entry];
 	const char *indices =
-		(const char *)c->indices + (size_t)(q->row / g->table_queries) * g->indices_stride;
+		(const char *)c->indices +
+		(size_t)((q->row + c->table_first) / g->table_queries) * g->indices_stride;
 	uint32_t keys = g->topk;
 
 	q->count = 0;

@@ -343,7 +343,8 @@ static uint64_t ref_mla(const struct exl3_work *work, uint32_t entry, double *sc
 
 	for (uint32_t r = 0; r < rows->m; r++) {
 		const char *index =
-			(const char *)c->indices + (size_t)(r / g->table_queries) * g->indices_stride;
+			(const char *)c->indices +
+			(size_t)((r + c->table_first) / g->table_queries) * g->indices_stride;
 		int64_t keys = g->topk, id = -1;
 		uint32_t nr = 0;
 

@@ -32,6 +32,7 @@ static bool mla_args(const struct exl3_dev *dev, const struct exl3_work *work, u
 		e->indices = c->indices;
 		e->lengths = c->lengths;
 		e->table_queries = g->table_queries;
+		e->table_first = c->table_first;
 		e->page_shift = (uint8_t)__builtin_ctz(g->page_rows);
 		e->lse = c->lse;
 		e->scale = c->scale;

@@ -22,8 +22,8 @@ extern "C" {
 struct exl3_cuda_mla_entry {
 	const void *q;       /* [m, heads, dim] f16, bf16 or f32 */
 	const void *cache;   /* [slots, dim] */
-	const void *indices; /* [ceil(m / table_queries), ceil(topk / page)] i32 or i64, page = 1 << page_shift
-	                      * rows; -1 is a hole, others outside [0, slots / page) are skipped and
+	const void *indices; /* [ceil((table_first + m) / table_queries), ceil(topk / page)] i32 or i64, page =
+	                      * 1 << page_shift rows; -1 is a hole, others outside [0, slots / page) are skipped and
 	                      * counted; each is loaded once and checked in a register */
 	const int32_t *lengths; /* [m] keys of a query, clamped to 0..topk, bad ones counted; or NULL: topk */
 	void *o;             /* [m, heads, value_dim] f16, bf16 or f32; 0 where all are holes */
@@ -34,6 +34,7 @@ struct exl3_cuda_mla_entry {
 	uint32_t q_stride, o_stride; /* bytes from query to query */
 	uint32_t indices_stride;     /* bytes from row to row, a multiple of the index size */
 	uint32_t table_queries;      /* consecutive queries that share a row of indices, 1 or more */
+	uint32_t table_first;        /* queries before the first that share its row */
 	uint32_t topk;
 	uint32_t m;
 	uint32_t first, split_keys; /* set by the launch: queries of the entries before this one,

@@ -111,7 +111,7 @@ template <class C> struct selection {
 					     uint32_t first, uint32_t last)
 	{
 		indices = (const uint8_t *)e.indices +
-			  (size_t)(e.table_queries == 1 ? row : row / e.table_queries) * e.indices_stride;
+			  (size_t)(e.table_queries == 1 ? row : (row + e.table_first) / e.table_queries) * e.indices_stride;
 		shift = e.page_shift;
 		pages = e.slots >> shift;
 		stride16 = (uint32_t)(e.cache_stride / 16);

@@ -12,7 +12,7 @@
 struct shape {
 	uint32_t heads, dim, value_dim, topk;
 	uint8_t cache_dtype, indices_dtype;
-	uint32_t page_rows, table_queries;
+	uint32_t page_rows, table_queries, table_first;
 	bool lengths;
 	uint32_t cache_gap, indices_gap;
 	bool garbage, no_lse, bad_rows;
@@ -51,7 +51,8 @@ static int64_t bad_slot(struct ck *ck, uint8_t dtype, uint32_t nr)
 static void build_indices(struct ck *ck, const struct shape *s, struct mla *m, uint32_t e,
 			  uint32_t stride)
 {
-	const uint32_t tables = (s->entry[e].m + s->table_queries - 1) / s->table_queries;
+	const uint32_t tables =
+		(s->table_first + s->entry[e].m + s->table_queries - 1) / s->table_queries;
 	const uint32_t pages = SLOTS / s->page_rows;
 
 	m->indices[e] = ck_buf_new(ck, (size_t)tables * stride);
@@ -145,6 +146,7 @@ static void build(struct ck *ck, const struct shape *s, struct mla *m)
 		m->host_caches[e] = (struct exl3_mla_cache){.cache = m->cache[e].host,
 							    .indices = m->indices[e].host,
 							    .lse = m->rows[e].ref_lse,
+							    .table_first = s->table_first,
 							    .lengths = (const int32_t *)m->lengths[e].host,
 							    .scale = (float)(2 / sqrt(s->dim)),
 							    .kv_scale = s->kv_scale};
@@ -217,6 +219,7 @@ void ck_mla(struct ck *ck)
 				  .indices_gap = 16 * (uint32_t)(i % 3),
 				  .page_rows = i % 9 == 4 ? 2 : 1, /* SLOTS is even */
 				  .table_queries = 1 + (uint32_t)i % 5 / 3,
+				  .table_first = i % 5 == 4,
 				  .lengths = i % 5 == 3 || i % 9 == 4,
 				  .garbage = i % 5 > 1,
 				  .no_lse = i % 7 == 6,

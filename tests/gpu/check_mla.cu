@@ -148,7 +148,7 @@ struct test {
 	bool wide, lse, pad; /* pad: strides larger than the rows */
 	pattern pat;
 	uint32_t cluster, groups;
-	uint32_t page_shift = 0, table_queries = 1;
+	uint32_t page_shift = 0, table_queries = 1, table_first = 0;
 	bool lengths = false;
 
 	uint32_t columns() const
@@ -214,7 +214,7 @@ request::request(const test &c) : t(c)
 	kv_scale = t.cache == EXL3_E4M3 ? 0.37f : 1.0f;
 	q.resize((size_t)q_stride * t.m);
 	cache.resize(cache_stride * t.slots, 0xff); /* padding reads as NaN */
-	const uint32_t tables = (t.m + t.table_queries - 1) / t.table_queries;
+	const uint32_t tables = (t.table_first + t.m + t.table_queries - 1) / t.table_queries;
 
 	idx.resize((size_t)idx_stride * tables, 0xff);
 	for (uint32_t b = 0; b < t.m; b++)
@@ -253,8 +253,9 @@ request::request(const test &c) : t(c)
 				v = rng() % 8 == 0 ? (int64_t)t.pages() : (int64_t)rng();
 			if (!t.wide)
 				v = (int32_t)v;
-			for (uint32_t r = b * t.table_queries; r < (b + 1) * t.table_queries && r < t.m; r++)
-				bad += v != -1 && (v < 0 || (uint64_t)v >= t.pages()) &&
+			for (uint32_t r = 0; r < t.m; r++)
+				bad += (r + t.table_first) / t.table_queries == b && v != -1 &&
+				       (v < 0 || (uint64_t)v >= t.pages()) &&
 				       i << t.page_shift < keys(r);
 			if (t.wide)
 				memcpy(&idx[(size_t)b * idx_stride + i * 8], &v, 8);
@@ -297,7 +298,7 @@ void request::reference()
 					qd[d] = get(&q[(size_t)b * q_stride], t.q,
 						    (size_t)h * t.dim + d);
 				for (uint32_t i = 0; i < t.topk; i++) {
-					const uint8_t *p = &idx[(size_t)(b / t.table_queries) * idx_stride];
+					const uint8_t *p = &idx[(size_t)((b + t.table_first) / t.table_queries) * idx_stride];
 					const uint32_t at = i >> t.page_shift;
 					int32_t v32;
 					int64_t v;
@@ -363,6 +364,7 @@ struct exl3_cuda_mla_entry request::entry() const
 	e.skipped = (unsigned long long *)dskipped.data();
 	e.lengths = t.lengths ? (const int32_t *)dlen.data() : nullptr;
 	e.table_queries = t.table_queries;
+	e.table_first = t.table_first;
 	e.page_shift = (uint8_t)t.page_shift;
 	e.slots = t.slots;
 	e.cache_stride = cache_stride;
@@ -643,6 +645,7 @@ void run_all(bool quick)
 				if (i % 3 == 1) {
 					t.page_shift = i % 7;
 					t.table_queries = 1 + i % 4;
+					t.table_first = i / 3 % t.table_queries;
 					t.m += 2;
 					t.lengths = i % 2;
 				}

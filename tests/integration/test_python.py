@@ -10,11 +10,19 @@ from test_linear import layers, near
 
 
 def test_python_client(env):
+    against(env, env.shared())
+
+
+def test_python_client_slices(env):
+    """The same where a launch has one row: queries that share a block table are then in different launches."""
+    against(env, env.daemon([f"{m}={env.model(m)}" for m in ("layers", "tiny-deepseek")], ["--chunk-us", "1"]))
+
+
+def against(env, d):
     library = os.path.abspath(env.program("libexl3.so"))
     with open(library, "rb") as f:
         if b"__asan_init" in (blob := f.read()) or b"__tsan_init" in blob:
             raise Skipped("a library built with a sanitizer cannot be loaded into python")
-    d = env.shared()
     paths = os.pathsep.join([HERE, os.path.join(HERE, "..", "..", "client", "python")])
     rc, out, err = env.run(sys.executable, "-B", os.path.join(HERE, "python_client.py"), d.sock,
                            env={**os.environ, "PYTHONPATH": paths, "EXL3_LIBRARY": library})
