@@ -250,6 +250,7 @@ struct setting {
 	uint8_t x_dtype = EXL3_F16, y_dtype = EXL3_F16;
 	bool stored = false;
 	uint32_t pad = 0;   /* bytes more than needed in each stride, a multiple of 16 */
+	bool dense = false; /* rows without a gap: every row but the first begins at any element */
 	bool table = false; /* rows through a table, in another order, with mixed types */
 	int nan_row = -1;
 };
@@ -258,9 +259,12 @@ static uint32_t bytes_of(int dtype)
 {
 	return dtype == EXL3_F32 ? 4 : 2;
 }
-static uint32_t up16(uint32_t v)
+/* From row to row. */
+static uint32_t row_bytes(const setting &s, uint32_t columns, int dtype)
 {
-	return (v + 15) & ~15u;
+	const uint32_t bytes = columns * bytes_of(dtype);
+
+	return s.dense ? bytes : ((bytes + 15) & ~15u) + s.pad;
 }
 
 static void encode(uint8_t *p, int dtype, float v)
@@ -304,8 +308,8 @@ static bool run(const exl3_cuda_linear_kernel *kern, const layer &l, const setti
 	char text[256];
 	size_t x_bytes = 256, y_bytes = 256;
 	const uint32_t x_cols = s.stored ? l.k : l.k_log;
-	const uint32_t x_stride = up16(x_cols * bytes_of(s.x_dtype)) + s.pad;
-	const uint32_t y_stride = up16(l.width(s.stored) * bytes_of(s.y_dtype)) + s.pad;
+	const uint32_t x_stride = row_bytes(s, x_cols, s.x_dtype);
+	const uint32_t y_stride = row_bytes(s, l.width(s.stored), s.y_dtype);
 
 	for (size_t i = 0; i < l.shards.size(); i++)
 		a.shard[i] = l.shards[i];
@@ -329,10 +333,12 @@ static bool run(const exl3_cuda_linear_kernel *kern, const layer &l, const setti
 		p.stored = s.table ? i % 2 : s.stored;
 		p.x = x_bytes;
 		p.y = y_bytes;
-		x_bytes += s.table ? up16((p.stored ? l.k : l.k_log) * bytes_of(p.x_dtype)) + s.pad
-				   : x_stride;
-		y_bytes +=
-			s.table ? up16(l.width(p.stored) * bytes_of(p.y_dtype)) + s.pad : y_stride;
+		x_bytes += s.table ? row_bytes(s, p.stored ? l.k : l.k_log, p.x_dtype) : x_stride;
+		y_bytes += s.table ? row_bytes(s, l.width(p.stored), p.y_dtype) : y_stride;
+		if (s.table && s.dense) { /* each row begins at a multiple of its own element */
+			x_bytes = (x_bytes + 3) & ~(size_t)3;
+			y_bytes = (y_bytes + 3) & ~(size_t)3;
+		}
 	}
 	x_bytes += 256;
 	y_bytes += 256;
@@ -593,6 +599,34 @@ static void check_shards(void)
 		}
 }
 
+/* Rows of an odd width, one behind the other, as a client has them that gives no stride. */
+static void check_dense(void)
+{
+	static const int kinds[][2] = {
+		{8, EXL3_CB_MCG}, {6, EXL3_CB_3INST}, {8, EXL3_CB_MUL1}, {7, EXL3_CB_MUL1}};
+
+	for (const auto &kind : kinds) {
+		layer one(384, 300, {{384, 301, kind[0], kind[1], true}});
+		layer two(384, 300, {{384, 301, kind[0], kind[1], true}, {256, 131, kind[0], kind[1], false}});
+
+		for (uint8_t xt : {EXL3_F16, EXL3_BF16, EXL3_F32})
+			for (uint8_t yt : {EXL3_F16, EXL3_BF16, EXL3_F32})
+				for (uint32_t m : {1u, 2u, 3u, 5u, 8u, 17u, 33u})
+					for (bool table : {false, true}) {
+						setting s;
+
+						s.m = m;
+						s.x_dtype = xt;
+						s.y_dtype = yt;
+						s.dense = true;
+						s.table = table;
+						run_all(one, s, "300 x 301, dense");
+						if (xt == yt)
+							run_all(two, s, "300 x (301 | 131), dense");
+					}
+	}
+}
+
 static void check_nan(void)
 {
 	for (int cb = 0; cb < 3; cb++) {
@@ -656,8 +690,8 @@ int main(int argc, char **argv)
 	make_tables();
 
 	static void (*const cases[])(void) = {check_rates,  check_sizes, check_types,
-					      check_shards, check_nan,   check_large};
-	static const char *const names[] = {"rates", "sizes", "types", "shards", "nan", "large"};
+					      check_shards, check_dense, check_nan, check_large};
+	static const char *const names[] = {"rates", "sizes", "types", "shards", "dense", "nan", "large"};
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		const unsigned long p = passed, f = failed;
