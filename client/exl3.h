@@ -88,6 +88,8 @@ EXL3_API int exl3_model_open(struct exl3_client *c, const char *name, struct exl
 EXL3_API struct exl3_model *exl3_model_close(struct exl3_model *m);
 /* Hexadecimal content fingerprint, as long as the model is open. */
 EXL3_API const char *exl3_model_fingerprint(const struct exl3_model *m);
+/* Where it lives and its requests run, "cpu:0" or "cuda:1"; as long as the model is open. */
+EXL3_API const char *exl3_model_device(const struct exl3_model *m);
 
 enum exl3_kind { EXL3_KIND_ANY = 0, EXL3_KIND_LINEAR = 1, EXL3_KIND_MOE = 2, EXL3_KIND_MLP = 3 };
 
@@ -155,7 +157,7 @@ EXL3_API exl3_ref exl3_arena_ref(const struct exl3_arena *a, const void *ptr);
 
 /* ---- requests ---- */
 
-/* @entries: SQ size, a power of two, 2..4096. Requests of a channel run in order. */
+/* @entries: SQ size, a power of two, 2..4096. Requests of a channel run in order, also across devices. */
 EXL3_API int exl3_channel_new(struct exl3_client *c, uint32_t entries, struct exl3_channel **ret);
 EXL3_API struct exl3_channel *exl3_channel_free(struct exl3_channel *ch);
 
@@ -217,6 +219,7 @@ struct exl3_mla_shape {
 	uint32_t page_rows;      /* 0 or 1: an index names a row; else a page of so many (a power of two to
 	                          * 4096), so indices are a block table [.., ceil(topk / page_rows)] */
 	uint32_t table_queries;  /* so many consecutive queries share a row of indices, 0 = 1 */
+	const char *device;      /* where its requests run, as exl3_model_device() says; NULL: the default one */
 };
 /* Checks and registers a geometry; *ret is the handle for exl3_prep_mla(). -EINVAL, -EOPNOTSUPP. */
 EXL3_API int exl3_mla_register(struct exl3_client *c, const struct exl3_mla_shape *shape,

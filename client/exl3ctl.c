@@ -14,7 +14,7 @@ enum {
 	G_ALL = 1u << 0,
 	G_JSON = 1u << 1,
 	G_RUN = 1u << 2,
-	G_LOAD = 1u << 3,
+	G_DEVICE = 1u << 3,
 	G_WAIT = 1u << 4,
 	G_TOP = 1u << 5,
 	G_VERSION = 1u << 6,
@@ -55,7 +55,7 @@ static const struct option_desc {
 	TEXT("scale", scale, G_RUN),
 	TEXT("kv-scale", kv_scale, G_RUN),
 	TEXT("value-dim", value_dim, G_RUN),
-	TEXT("device", device, G_LOAD),
+	TEXT("device", device, G_DEVICE),
 	FLAG("no-wait", no_wait, G_WAIT),
 	TEXT("interval", interval, G_TOP),
 	TEXT("count", count, G_TOP),
@@ -78,10 +78,11 @@ static const struct verb {
 	{"resolve", "MODEL NAME", 2, 2, G_JSON, ctl_resolve, "how a name is matched, step by step"},
 	{"ps", "", 0, 0, G_JSON, ctl_ps, "clients and what they hold"},
 	{"top", "", 0, 0, G_TOP, ctl_top, "rates, until Ctrl-C [--interval SECONDS] [--count N]"},
-	{"kernels", "", 0, 0, G_JSON, ctl_kernels, "kernels for run --kernel"},
-	{"run", "linear MODEL MODULE X.npy -o Y.npy", 1, 4, G_RUN, ctl_run,
+	{"kernels", "", 0, 0, G_JSON | G_DEVICE, ctl_kernels,
+	 "kernels for run --kernel [--device D]"},
+	{"run", "linear MODEL MODULE X.npy -o Y.npy", 1, 4, G_RUN | G_DEVICE, ctl_run,
 	 "one request with NumPy files; see run --help"},
-	{"load", "NAME=DIR", 1, 1, G_LOAD | G_WAIT, ctl_load,
+	{"load", "NAME=DIR", 1, 1, G_DEVICE | G_WAIT, ctl_load,
 	 "load a model [--device D] [--no-wait]"},
 	{"unload", "NAME", 1, 1, G_WAIT, ctl_unload,
 	 "accepted requests finish, then its memory is freed"},
@@ -110,11 +111,12 @@ static void print_run_help(FILE *f)
 	      "       exl3ctl run moe MODEL PREFIX X.npy --ids IDS.npy --weights W.npy -o Y.npy\n"
 	      "                       [--act A] [--limit F] [--routed-scale F]\n"
 	      "       exl3ctl run mla --q Q.npy --kv KV.npy --indices I.npy --scale F -o O.npy\n"
-	      "                       [--value-dim D] [--kv-scale F] [--lse L.npy]\n\n"
+	      "                       [--value-dim D] [--kv-scale F] [--lse L.npy] [--device D]\n\n"
 	      "  --dtype f32|f16|bf16  of the output (f32); bf16 is stored as u2\n"
 	      "  --bf16                u2 files hold bf16\n"
 	      "  --stored              x and y have the stored (padded) sizes\n"
 	      "  --deterministic       the bits depend on this request alone\n"
+	      "  --device D            where MLA runs; other operations run where their model lives\n"
 	      "  --kernel NAME         instead of the daemon's choice; see kernels\n"
 	      "  --act                 silu, gelu (tanh form), relu2, relu2_gated, swiglu_oai; "
 	      "default: the model's\n",

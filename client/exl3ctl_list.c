@@ -34,7 +34,7 @@ static void print_model(const Exl3__Model *m)
 		printf(" %10s weights %10s tensors %4u modules, open in %u",
 		       ctl_bytes(m->weight_bytes), ctl_bytes(m->tensor_bytes), m->nr_modules,
 		       m->clients);
-	printf("  %s\n", ctl_safe(m->path));
+	printf("  %s  %s\n", ctl_safe(m->device), ctl_safe(m->path));
 	if (m->error && *m->error)
 		printf("    %s\n", ctl_safe(m->error));
 	for (size_t i = 0; i < m->n_skipped; i++)
@@ -51,6 +51,17 @@ static void print_uptime(uint64_t ms)
 	       (unsigned long long)(s / 60 % 60), (unsigned long long)(s % 60));
 }
 
+static void print_device(const Exl3__Device *d)
+{
+	printf("  device %s: %s (%s), %u thread%s, %u model%s\n", ctl_safe(d->name),
+	       ctl_safe(d->device_name), ctl_safe(d->isa), d->threads, d->threads == 1 ? "" : "s",
+	       d->models, d->models == 1 ? "" : "s");
+	printf("    memory %s free of %s; weights %s, padding %s, arenas %s, workspaces %s\n",
+	       ctl_bytes(d->memory_free), ctl_bytes(d->memory_total), ctl_bytes(d->weight_bytes),
+	       ctl_bytes(d->slab_bytes > d->weight_bytes ? d->slab_bytes - d->weight_bytes : 0),
+	       ctl_bytes(d->arena_bytes), ctl_bytes(d->workspace_bytes));
+}
+
 static void print_status(const Exl3__StatusReply *s)
 {
 	printf("exl3-daemon %s, %s, up ", ctl_safe(s->daemon_version), ctl_safe(s->state));
@@ -62,9 +73,8 @@ static void print_status(const Exl3__StatusReply *s)
 	       ctl_safe(s->isa));
 	for (size_t i = 0; i < s->n_backends; i++)
 		printf("    %s\n", ctl_safe(s->backends[i]));
-	printf("  memory %s free of %s; weights %s, arenas %s, workspaces %s\n",
-	       ctl_bytes(s->memory_free), ctl_bytes(s->memory_total), ctl_bytes(s->weight_bytes),
-	       ctl_bytes(s->arena_bytes), ctl_bytes(s->workspace_bytes));
+	for (size_t i = 0; i < s->n_devices; i++)
+		print_device(s->devices[i]);
 	printf("  clients %u, channels %u, requests %llu, failed %llu\n", s->clients, s->channels,
 	       (unsigned long long)s->requests, (unsigned long long)s->errors);
 	if (s->n_models)
@@ -202,8 +212,8 @@ static size_t page_modules(const Exl3__Reply *r, const ProtobufCMessage *const *
 
 static void header_modules(void)
 {
-	printf("%-6s %7s %7s %-12s %-9s %-8s %10s  %s\n", "KIND", "K", "N", "STORED", "BITS",
-	       "CODEBOOK", "BYTES", "NAME");
+	printf("%-6s %7s %7s %-12s %-9s %-8s %10s %-7s %s\n", "KIND", "K", "N", "STORED", "BITS",
+	       "CODEBOOK", "BYTES", "DEVICE", "NAME");
 }
 
 static void row_module(const ProtobufCMessage *item)
@@ -217,10 +227,10 @@ static void row_module(const ProtobufCMessage *item)
 			codebook = "mixed";
 	if (m->k != m->k_logical || m->n != m->n_logical)
 		snprintf(stored, sizeof(stored), "%ux%u", m->k, m->n);
-	printf("%-6s %7u %7u %-12s %-9s %-8s %10s  %s",
+	printf("%-6s %7u %7u %-12s %-9s %-8s %10s %-7s %s",
 	       ctl_enum(&exl3__module_kind__descriptor, (int)m->kind), m->k_logical, m->n_logical,
 	       stored, ctl_rate(m->rate2_min, m->rate2_max), codebook, ctl_bytes(m->bytes),
-	       ctl_safe(m->name));
+	       ctl_safe(m->device), ctl_safe(m->name));
 	if (m->experts > 1)
 		printf(" (%u experts, intermediate %u)", m->experts, m->intermediate);
 	else if (m->n_shards > 1)
@@ -300,15 +310,15 @@ int ctl_ps(struct ctl *c)
 		return e;
 	if (c->json)
 		return ctl_print_json(&reply->ps->base, NULL);
-	printf("%8s %6s %4s %7s %10s %12s %8s %12s  %s\n", "PID", "UID", "CHAN", "MODULES",
-	       "ARENAS", "REQUESTS", "ERRORS", "ROWS", "NAME");
+	printf("%8s %6s %4s %7s %10s %12s %8s %12s %-12s %s\n", "PID", "UID", "CHAN", "MODULES",
+	       "ARENAS", "REQUESTS", "ERRORS", "ROWS", "DEVICES", "NAME");
 	for (size_t i = 0; i < reply->ps->n_clients; i++) {
 		const Exl3__PsClient *p = reply->ps->clients[i];
 
-		printf("%8d %6u %4u %7u %10s %12llu %8llu %12llu  %s\n", p->pid, p->uid,
+		printf("%8d %6u %4u %7u %10s %12llu %8llu %12llu %-12s %s\n", p->pid, p->uid,
 		       p->channels, p->modules, ctl_bytes(p->arena_bytes),
 		       (unsigned long long)p->requests, (unsigned long long)p->errors,
-		       (unsigned long long)p->rows, ctl_safe(p->name));
+		       (unsigned long long)p->rows, ctl_safe(p->devices), ctl_safe(p->name));
 	}
 	return CTL_OK;
 }
@@ -320,6 +330,7 @@ int ctl_kernels(struct ctl *c)
 	Exl3__Request req = EXL3__REQUEST__INIT;
 	int e;
 
+	body.device = (char *)(uintptr_t)(c->device ? c->device : "");
 	req.body_case = EXL3__REQUEST__BODY_LIST_KERNELS;
 	req.list_kernels = &body;
 	e = ctl_call(c, &req, EXL3__REPLY__BODY_KERNELS, EXL3_CALL_TIMEOUT_NS, &reply);

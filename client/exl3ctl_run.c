@@ -187,6 +187,9 @@ static int find_kernel(struct ctl *c, struct job *j)
 	if (!c->kernel)
 		return CTL_OK;
 	req.body_case = EXL3__REQUEST__BODY_LIST_KERNELS;
+	body.device = (char *)(uintptr_t)(j->model    ? exl3_model_device(j->model)
+					  : c->device ? c->device
+						      : "");
 	req.list_kernels = &body;
 	e = ctl_call(c, &req, EXL3__REPLY__BODY_KERNELS, EXL3_CALL_TIMEOUT_NS, &reply);
 	if (e != CTL_OK)
@@ -234,6 +237,7 @@ static int register_mla(struct ctl *c, struct job *j)
 		.slots = j->kv.rows,
 		.cache_dtype = j->kv.dtype,
 		.indices_dtype = j->ids.dtype,
+		.device = c->device,
 	};
 	int e = ctl_connect(c);
 
@@ -485,6 +489,7 @@ static const char *foreign_option(const struct ctl *c, unsigned op)
 		{"--scale", c->scale, mla},
 		{"--kv-scale", c->kv_scale, mla},
 		{"--value-dim", c->value_dim, mla},
+		{"--device", c->device, mla}, /* a module runs where its model lives */
 	};
 
 	for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)

@@ -81,7 +81,7 @@ struct exl3_client {
 struct exl3_model {
 	struct exl3_object obj;
 	uint32_t handle;
-	char *name, *fingerprint; /* owned */
+	char *name, *fingerprint, *device; /* owned */
 };
 
 struct exl3_module {
@@ -99,6 +99,7 @@ struct exl3_mla {
 	struct exl3_object obj;
 	uint32_t handle;
 	struct exl3_mla_shape shape;
+	char *device; /* owned; the shape's */
 };
 
 struct exl3_arena {

@@ -30,6 +30,7 @@ static void model_drop(struct exl3_object *o)
 
 	free(m->name);
 	free(m->fingerprint);
+	free(m->device);
 	free(m);
 }
 
@@ -70,8 +71,9 @@ int exl3_model_open(struct exl3_client *c, const char *name, struct exl3_model *
 		m->handle = reply->models->models[0]->handle;
 		m->name = strdup(name);
 		m->fingerprint = strdup(reply->models->models[0]->fingerprint);
+		m->device = strdup(reply->models->models[0]->device);
 	}
-	if (!m || !m->name || !m->fingerprint) {
+	if (!m || !m->name || !m->fingerprint || !m->device) {
 		if (m)
 			model_drop(&m->obj);
 		tell_close_model(c, reply->models->models[0]->handle);
@@ -95,6 +97,11 @@ struct exl3_model *exl3_model_close(struct exl3_model *m)
 const char *exl3_model_fingerprint(const struct exl3_model *m)
 {
 	return m->fingerprint;
+}
+
+const char *exl3_model_device(const struct exl3_model *m)
+{
+	return m->device;
 }
 
 /* ---- modules ---- */
@@ -325,7 +332,10 @@ void exl3_tensor_close(struct exl3_tensor *t)
 
 static void mla_drop(struct exl3_object *o)
 {
-	free((struct exl3_mla *)o);
+	struct exl3_mla *mla = (struct exl3_mla *)o;
+
+	free(mla->device);
+	free(mla);
 }
 
 void exl3_mla_fill(const struct exl3_mla_shape *shape, Exl3__RegisterMla *body)
@@ -341,6 +351,7 @@ void exl3_mla_fill(const struct exl3_mla_shape *shape, Exl3__RegisterMla *body)
 	body->indices_dtype = shape->indices_dtype;
 	body->page_rows = shape->page_rows;
 	body->table_queries = shape->table_queries;
+	body->device = (char *)(uintptr_t)(shape->device ? shape->device : "");
 }
 
 int exl3_mla_register(struct exl3_client *c, const struct exl3_mla_shape *shape, uint32_t *ret)
@@ -349,9 +360,10 @@ int exl3_mla_register(struct exl3_client *c, const struct exl3_mla_shape *shape,
 	Exl3__Request req = EXL3__REQUEST__INIT;
 	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
 	exl3_auto(exl3_freep) struct exl3_mla *mla = calloc(1, sizeof(*mla));
+	exl3_auto(exl3_freep) char *device = strdup(shape->device ? shape->device : "");
 	int e;
 
-	if (!mla)
+	if (!mla || !device)
 		return exl3_errf(exl3_client_err(), -ENOMEM, "geometry: out of memory");
 	exl3_mla_fill(shape, &body);
 	req.body_case = EXL3__REQUEST__BODY_REGISTER_MLA;
@@ -361,6 +373,7 @@ int exl3_mla_register(struct exl3_client *c, const struct exl3_mla_shape *shape,
 	if (e < 0)
 		return e;
 	mla->shape = *shape;
+	mla->shape.device = mla->device = exl3_take_ptr(&device);
 	mla->handle = *ret = reply->handle->handle;
 	exl3_object_add(c, &exl3_take_ptr(&mla)->obj, EXL3_OBJECT_MLA, mla_drop);
 	return 0;

@@ -110,7 +110,7 @@ static uint64_t spin_budget(const struct exl3_channel *ch)
 {
 	uint64_t spin = ch->d->spin_ns;
 
-	if (ch->d->sched.launches && !ch->d->spin_beside)
+	if (exl3_dispatch_needs_cpu(ch->d))
 		return 0;
 	return ch->gap_ns <= 2 * spin ? spin : 0;
 }
@@ -300,10 +300,12 @@ int exl3_channel_open(struct exl3_dispatch *d, const struct exl3_channel_options
 		.buffer = opt->buffer,
 		.target = opt->target,
 		.arg = opt->arg,
-		.kernels = d->ops->kernels,
-		.nr_kernels = d->nr_kernels,
 		.deterministic = d->deterministic,
 	};
+	for (uint32_t i = 0; i < d->nr_lanes; i++)
+		ch->env.kernels[i] =
+			(struct exl3_check_kernels){d->lanes[i].ops->kernels, d->lanes[i].nr_kernels};
+	ch->lane = &d->lanes[0];
 	ch->last_ns = exl3_now_ns();
 	move(ch, EXL3_CH_POLLED);
 	fds[0] = ch->segment->fd;
@@ -329,7 +331,7 @@ void exl3_channel_try_free(struct exl3_channel *ch)
 {
 	if (!ch->closed || ch->flow.running || ch->dirty)
 		return;
-	assert(!ch->flow.queued && !ch->watch);
+	assert(!ch->flow.queued && !ch->held.queued && !ch->watch);
 	ch->d->nr_channels--;
 	exl3_segment_free(ch->segment);
 	exl3_closep(&ch->kick_fd);

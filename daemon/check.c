@@ -13,6 +13,7 @@ struct operand {
 	struct exl3_buffer *buf;
 	uint64_t offset, rows, stride, row_bytes;
 	uint64_t end; /* past its last byte */
+	char *address;
 };
 
 struct checker {
@@ -63,7 +64,7 @@ static int operand(struct checker *c, exl3_ref ref, uint64_t rows, uint64_t row_
 		return fail(c, -EINVAL, EXL3_DETAIL_STRIDE);
 	ret->stride = stride ? stride : row_bytes;
 	ret->buf = ref == EXL3_REF_NONE ? NULL : c->env->buffer(c->env->arg, EXL3_REF_BUF(ref));
-	if (!ret->buf)
+	if (!ret->buf || !ret->buf->base[c->out->target.device])
 		return fail(c, -EINVAL, EXL3_DETAIL_BUFFER);
 	if (ret->offset % ALIGN)
 		return fail(c, -EINVAL, EXL3_DETAIL_ALIGN);
@@ -72,13 +73,9 @@ static int operand(struct checker *c, exl3_ref ref, uint64_t rows, uint64_t row_
 	    __builtin_add_overflow(span, ret->offset, &end) || end > ret->buf->bytes)
 		return fail(c, -EINVAL, EXL3_DETAIL_BOUNDS);
 	ret->end = end;
+	ret->address = ret->buf->base[c->out->target.device] + ret->offset;
 	c->out->pins[c->out->nr_pins++] = ret->buf;
 	return 0;
-}
-
-static void *address(const struct operand *o)
-{
-	return o->buf->base + o->offset;
 }
 
 /* Do two operands share a byte? Rows that interleave with one stride do not. */
@@ -100,13 +97,15 @@ static bool overlap(const struct operand *a, const struct operand *b)
 
 static int check_kernel(struct checker *c)
 {
+	const struct exl3_check_kernels *kernels;
 	const struct exl3_sqe *sqe = c->sqe;
 
 	if (!sqe->kernel)
 		return 0;
-	if (sqe->kernel > c->env->nr_kernels || c->env->kernels[sqe->kernel - 1].op != sqe->op)
+	kernels = &c->env->kernels[c->out->target.device];
+	if (sqe->kernel > kernels->nr || kernels->list[sqe->kernel - 1].op != sqe->op)
 		return fail(c, -EOPNOTSUPP, EXL3_DETAIL_KERNEL);
-	c->out->kernel = &c->env->kernels[sqe->kernel - 1];
+	c->out->kernel = &kernels->list[sqe->kernel - 1];
 	return 0;
 }
 
@@ -150,8 +149,8 @@ static int check_rows(struct checker *c, uint64_t x_elems, uint64_t y_elems, str
 		return fail(c, -EINVAL, EXL3_DETAIL_STRIDE);
 	if (overlap(x, y))
 		return fail(c, -EINVAL, EXL3_DETAIL_OVERLAP);
-	rows->x = address(x);
-	rows->y = address(y);
+	rows->x = x->address;
+	rows->y = y->address;
 	rows->x_stride = (uint32_t)x->stride;
 	rows->y_stride = (uint32_t)y->stride;
 	rows->m = sqe->rows;
@@ -233,8 +232,8 @@ static int check_moe(struct checker *c)
 	if (overlap(&ids, &y) || overlap(&weights, &y))
 		return fail(c, -EINVAL, EXL3_DETAIL_OVERLAP);
 	c->out->u.route = (struct exl3_route){
-		.ids = address(&ids),
-		.weights = address(&weights),
+		.ids = ids.address,
+		.weights = weights.address,
 		.topk = moe->topk,
 		.ids_dtype = moe->ids_dtype,
 		.weights_dtype = moe->weights_dtype,
@@ -287,8 +286,8 @@ static int check_mla(struct checker *c)
 		return fail(c, -EINVAL, EXL3_DETAIL_OVERLAP);
 	c->out->u.mla.geometry = *g;
 	c->out->u.mla.cache = (struct exl3_mla_cache){
-		.cache = address(&cache),
-		.indices = address(&indices),
+		.cache = cache.address,
+		.indices = indices.address,
 		.scale = mla->scale,
 		.kv_scale = g->cache_dtype == EXL3_E4M3 ? mla->kv_scale : 1,
 	};
@@ -298,7 +297,7 @@ static int check_mla(struct checker *c)
 			return rc;
 		if (overlap(&lengths, &o))
 			return fail(c, -EINVAL, EXL3_DETAIL_OVERLAP);
-		c->out->u.mla.cache.lengths = address(&lengths);
+		c->out->u.mla.cache.lengths = (const void *)lengths.address;
 	}
 	if (mla->lse == EXL3_REF_NONE)
 		return 0;
@@ -309,7 +308,7 @@ static int check_mla(struct checker *c)
 	    overlap(&lse, &indices) ||
 	    (mla->lengths != EXL3_REF_NONE && overlap(&lse, &lengths)))
 		return fail(c, -EINVAL, EXL3_DETAIL_OVERLAP);
-	c->out->u.mla.cache.lse = address(&lse);
+	c->out->u.mla.cache.lse = (void *)lse.address;
 	return 0;
 }
 

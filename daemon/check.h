@@ -8,17 +8,19 @@
 #ifndef EXL3_DAEMON_CHECK_H
 #define EXL3_DAEMON_CHECK_H
 
+#include "daemon/devices.h"
 #include "daemon/weights.h"
 
 #define EXL3_PINS_MAX 6u /* operands of one request: q, cache, indices, lengths, o, lse */
 
 /* Memory that a client maps too. Loop thread. */
 struct exl3_buffer {
-	char *base; /* device address, page aligned */
+	char *base[EXL3_DEVICES_MAX]; /* address on each device, page aligned; NULL: it cannot use it */
 	uint64_t bytes;
 	uint32_t refs; /* its owner, and one per pinned operand */
 	void *owner;   /* for whoever frees it */
 	struct exl3_arena *arena;
+	const struct exl3_device *maker; /* of the arena */
 };
 
 struct exl3_registered;
@@ -28,6 +30,7 @@ struct exl3_target {
 	const struct exl3_module_desc *desc;
 	const struct exl3_mla_geometry *mla; /* until the check returns: it copies it */
 	struct exl3_registered *model;       /* of desc */
+	uint32_t device;                     /* where it runs */
 };
 
 struct exl3_check_env {
@@ -36,8 +39,11 @@ struct exl3_check_env {
 	/* 0; -ENOENT: no such handle; -ESTALE: its model was unloaded. */
 	int (*target)(void *arg, uint32_t handle, struct exl3_target *ret);
 	void *arg;
-	const struct exl3_kernel *kernels;
-	uint32_t nr_kernels;
+	/* Of each device. */
+	struct exl3_check_kernels {
+		const struct exl3_kernel *list;
+		uint32_t nr;
+	} kernels[EXL3_DEVICES_MAX];
 	bool deterministic; /* for all requests */
 };
 

@@ -49,7 +49,7 @@ struct exl3_config_domain {
 struct exl3_config {
 	char *socket; /* owned */
 	char *backend;
-	char *device;
+	char *device, *devices; /* owned or NULL */
 	char *log_level;
 	int64_t node; /* -1: not bound */
 	uint64_t threads;

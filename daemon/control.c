@@ -82,7 +82,7 @@ static int verb_hello(struct exl3_call *c)
 	reply->version = VERSION;
 	reply->features = 0; /* none is defined: what is offered is ignored */
 	reply->daemon_version = (char *)EXL3_DAEMON_VERSION;
-	reply->backend = (char *)(uintptr_t)w->ops->name;
+	reply->backend = (char *)(uintptr_t)w->devices.list[0].ops->name;
 	reply->pid = (int32_t)getpid();
 	reply->sq_entries_max = EXL3_SQ_ENTRIES_MAX;
 	reply->arena_bytes_max = w->cfg->arena_max;

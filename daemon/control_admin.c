@@ -5,21 +5,24 @@
 #include "daemon/log.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 int exl3_verb_load(struct exl3_call *c)
 {
 	const Exl3__Load *req = c->req->load;
+	const struct exl3_device *device;
 	struct exl3_registered *reg;
 	int rc;
 
 	if (strlen(req->path) >= PATH_MAX)
 		return exl3_errf(&c->err, -ENAMETOOLONG, "load: the path is longer than %d bytes",
 				 PATH_MAX - 1);
-	rc = exl3_worker_check_device(c->w, req->device, &c->err);
-	if (rc == 0)
-		rc = exl3_models_load(&c->w->models, req->name, req->path, false, &reg, &c->err);
+	device = exl3_devices_find(&c->w->devices, req->device, &c->err);
+	if (!device)
+		return c->err.code;
+	rc = exl3_models_load(&c->w->models, req->name, req->path, device, false, &reg, &c->err);
 	if (rc < 0)
 		return rc;
 	exl3_worker_keep_model(c->w, reg);
@@ -69,21 +72,60 @@ static int fill_backends(const struct exl3_worker *w, Exl3__StatusReply *s)
 	return 0;
 }
 
-static int fill_device(const struct exl3_worker *w, Exl3__StatusReply *s)
+static int fill_device(const struct exl3_worker *w, const struct exl3_device *device,
+		       Exl3__Device **ret)
 {
+	Exl3__Device *d = exl3_call_alloc(sizeof(*d));
 	struct exl3_dev_info info;
 
+	if (!d)
+		return -ENOMEM;
+	exl3__device__init(d);
 	memset(&info, 0, sizeof(info));
-	w->ops->info(w->dev, &info);
-	s->backend = (char *)(uintptr_t)w->ops->name;
-	s->device_name = exl3_call_strdup(info.name);
-	s->isa = exl3_call_strdup(info.isa);
-	s->memory_total = info.memory_total;
-	s->memory_free = info.memory_free;
-	s->arena_bytes = info.arena_bytes;
-	s->workspace_bytes = info.workspace_bytes;
-	s->threads = info.threads;
-	return s->device_name && s->isa ? 0 : -ENOMEM;
+	device->ops->info(device->dev, &info);
+	d->name = (char *)(uintptr_t)device->name;
+	d->backend = (char *)(uintptr_t)device->ops->name;
+	d->device_name = exl3_call_strdup(info.name);
+	d->isa = exl3_call_strdup(info.isa);
+	d->uuid = exl3_call_strdup(info.uuid);
+	d->memory_total = info.memory_total;
+	d->memory_free = info.memory_free;
+	d->slab_bytes = info.slab_bytes;
+	d->arena_bytes = info.arena_bytes;
+	d->workspace_bytes = info.workspace_bytes;
+	d->threads = info.threads;
+	for (const struct exl3_registered *reg = w->models.list; reg; reg = reg->next) {
+		if (reg->device != device || reg->state != EXL3_MODEL_READY)
+			continue;
+		d->models++;
+		d->weight_bytes += reg->model->weight_bytes;
+	}
+	*ret = d;
+	return d->device_name && d->isa && d->uuid ? 0 : -ENOMEM;
+}
+
+/* All of them, and of the whole: what the first is, and how much all hold. */
+static int fill_devices(const struct exl3_worker *w, Exl3__StatusReply *s)
+{
+	s->devices = exl3_call_alloc(w->devices.nr * sizeof(s->devices[0]));
+	if (!s->devices)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < w->devices.nr; i++) {
+		Exl3__Device *d;
+
+		if (fill_device(w, &w->devices.list[i], &d) < 0)
+			return -ENOMEM;
+		s->devices[s->n_devices++] = d;
+		s->arena_bytes += d->arena_bytes;
+		s->workspace_bytes += d->workspace_bytes;
+		s->threads += d->threads;
+	}
+	s->backend = s->devices[0]->backend;
+	s->device_name = s->devices[0]->device_name;
+	s->isa = s->devices[0]->isa;
+	s->memory_total = s->devices[0]->memory_total;
+	s->memory_free = s->devices[0]->memory_free;
+	return 0;
 }
 
 static int fill_models(const struct exl3_worker *w, Exl3__StatusReply *s)
@@ -129,7 +171,7 @@ int exl3_verb_status(struct exl3_call *c)
 	s->supervisor_pid = (int32_t)w->supervisor;
 	s->worker_pid = (int32_t)getpid();
 	s->syscalls = exl3_loop_syscalls(w->loop) + exl3_dispatch_syscalls(w->dispatch);
-	if (fill_device(w, s) < 0 || fill_backends(w, s) < 0 || fill_models(w, s) < 0)
+	if (fill_devices(w, s) < 0 || fill_backends(w, s) < 0 || fill_models(w, s) < 0)
 		return exl3_call_nomem(c);
 	c->reply->body_case = EXL3__REPLY__BODY_STATUS;
 	c->reply->status = s;
@@ -137,6 +179,27 @@ int exl3_verb_status(struct exl3_call *c)
 }
 
 /* ---- clients and kernels ---- */
+
+/* Those of its handles, with commas. */
+static char *devices_of(const struct exl3_worker *w, const struct exl3_peer *peer)
+{
+	char text[EXL3_DEVICES_MAX * 34] = "";
+	bool uses[EXL3_DEVICES_MAX] = {false};
+	size_t n = 0;
+
+	for (uint32_t i = 0; i < peer->nr_handles; i++) {
+		const struct exl3_handle *h = &peer->handles[i];
+
+		if (h->type != EXL3_HANDLE_NONE)
+			uses[h->model ? h->model->device->index : h->device] = true;
+	}
+	for (uint32_t i = 0; i < w->devices.nr; i++) {
+		if (uses[i])
+			n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%s", n ? "," : "",
+					      w->devices.list[i].name);
+	}
+	return exl3_call_strdup(text);
+}
 
 int exl3_verb_ps(struct exl3_call *c)
 {
@@ -160,6 +223,7 @@ int exl3_verb_ps(struct exl3_call *c)
 		p->name = peer->name;
 		p->channels = peer->nr_channels;
 		p->modules = peer->nr_open[EXL3_HANDLE_MODULE];
+		p->devices = devices_of(c->w, peer);
 		p->arena_bytes = peer->arena_bytes;
 		p->requests = peer->counters.requests;
 		p->errors = peer->counters.errors;
@@ -177,10 +241,14 @@ int exl3_verb_ps(struct exl3_call *c)
 
 int exl3_verb_list_kernels(struct exl3_call *c)
 {
-	const struct exl3_kernel *kernels = c->w->ops->kernels;
+	const struct exl3_device *device =
+		exl3_devices_find(&c->w->devices, c->req->list_kernels->device, &c->err);
+	const struct exl3_kernel *kernels = device ? device->ops->kernels : NULL;
 	Exl3__Kernels *reply = exl3_call_alloc(sizeof(*reply));
 	size_t nr = 0;
 
+	if (!device)
+		return c->err.code;
 	while (kernels[nr].name)
 		nr++;
 	if (!reply)

@@ -122,16 +122,17 @@ static int check_arena_fd(int fd, size_t bytes, struct exl3_error *err)
 static void run_arena(struct exl3_job *job)
 {
 	struct exl3_arena_job *a = (struct exl3_arena_job *)job;
+	const struct exl3_device *maker = a->buf->maker;
 
 	if (exl3_fault("arena.new"))
 		a->rc = exl3_errf(&a->err, -ENOMEM, "arena: out of memory");
 	else if (a->fd >= 0)
 		a->rc = check_arena_fd(a->fd, a->bytes, &a->err);
 	else
-		a->rc = a->w->ops->arena_new(a->w->dev, a->bytes, &a->buf->arena, &a->err);
+		a->rc = maker->ops->arena_new(maker->dev, a->bytes, &a->buf->arena, &a->err);
 	if (a->fd < 0 || a->rc < 0)
 		return;
-	a->rc = a->w->ops->arena_adopt(a->w->dev, a->fd, a->bytes, &a->buf->arena, &a->err);
+	a->rc = maker->ops->arena_adopt(maker->dev, a->fd, a->bytes, &a->buf->arena, &a->err);
 	if (a->rc == 0)
 		a->fd = -1;
 }
@@ -163,15 +164,20 @@ static int arena_reply(struct exl3_call *c, void *arg)
 	return 0;
 }
 
+static void set_addresses(struct exl3_buffer *buf, const struct exl3_devices *devices)
+{
+	buf->bytes = buf->arena->bytes;
+	for (uint32_t i = 0; i < devices->nr; i++)
+		buf->base[i] = exl3_devices_address(&devices->list[i], buf->maker, buf->arena);
+}
+
 static void done_arena(struct exl3_job *job)
 {
 	struct exl3_arena_job *a = (struct exl3_arena_job *)job;
 	struct exl3_peer *peer = a->peer;
 
-	if (a->rc == 0) {
-		a->buf->base = a->buf->arena->dev_ptr;
-		a->buf->bytes = a->buf->arena->bytes;
-	}
+	if (a->rc == 0)
+		set_addresses(a->buf, &a->w->devices);
 	if (peer) {
 		peer->wait_arena = NULL;
 		peer->arena_bytes -= a->bytes;
@@ -228,6 +234,7 @@ static int arena_start(struct exl3_call *c, uint64_t bytes, int *fd, uint32_t wa
 		free(a);
 		return exl3_errf(&c->err, -ENOMEM, "arena: out of memory");
 	}
+	a->buf->maker = exl3_devices_for_arenas(&c->w->devices);
 	a->w = c->w;
 	a->peer = peer;
 	a->bytes = bytes;
@@ -260,7 +267,7 @@ int exl3_verb_adopt_arena(struct exl3_call *c)
 	if (req->bytes % 4096)
 		return exl3_errf(&c->err, -EINVAL, "arena: %llu bytes are not whole pages",
 				 (unsigned long long)req->bytes);
-	if (!c->w->ops->arena_adopt)
+	if (!exl3_devices_for_arenas(&c->w->devices)->ops->arena_adopt)
 		return exl3_errf(&c->err, -EOPNOTSUPP, "arena: this backend adopts none");
 	return arena_start(c, req->bytes, &c->req_fds[0], req->buffer);
 }
@@ -280,10 +287,14 @@ int exl3_verb_register_mla(struct exl3_call *c)
 	const Exl3__RegisterMla *m = c->req->register_mla;
 	struct exl3_handle h = {.type = EXL3_HANDLE_MLA};
 	Exl3__Handle *reply = exl3_call_alloc(sizeof(*reply));
+	const struct exl3_device *device = exl3_devices_find(&c->w->devices, m->device, &c->err);
 	int rc;
 
 	if (!reply)
 		return exl3_call_nomem(c);
+	if (!device)
+		return c->err.code;
+	h.device = device->index;
 	if (m->cache_dtype >= EXL3_DTYPE_NR || m->indices_dtype >= EXL3_DTYPE_NR)
 		return exl3_errf(&c->err, -EINVAL, "mla: no such dtype");
 	h.mla = (struct exl3_mla_geometry){

@@ -66,7 +66,7 @@ int exl3_model_message(const struct exl3_registered *reg, uint32_t skipped_max, 
 	m->name = reg->name;
 	m->path = reg->path;
 	m->state = wire_state(reg);
-	m->device = (char *)(uintptr_t)reg->all->ops->name;
+	m->device = (char *)(uintptr_t)reg->device->name;
 	m->clients = reg->opened;
 	*ret = m;
 	if (!model)
@@ -235,7 +235,7 @@ static int fill_shards(const struct exl3_module_desc *desc, Exl3__Module *m)
 	return 0;
 }
 
-static int module_message(const struct exl3_model *model, const struct exl3_module_desc *desc,
+static int module_message(const struct exl3_registered *reg, const struct exl3_module_desc *desc,
 			  Exl3__Module **ret)
 {
 	Exl3__Module *m = exl3_call_alloc(sizeof(*m));
@@ -257,7 +257,8 @@ static int module_message(const struct exl3_model *model, const struct exl3_modu
 	m->bytes = desc->bytes;
 	m->rate2_min = desc->rate2_min;
 	m->rate2_max = desc->rate2_max;
-	m->fingerprint = (char *)(uintptr_t)model->fingerprint;
+	m->fingerprint = reg->model->fingerprint;
+	m->device = (char *)(uintptr_t)reg->device->name;
 	*ret = m;
 	return fill_shards(desc, m);
 }
@@ -321,7 +322,7 @@ int exl3_verb_list_modules(struct exl3_call *c)
 
 		if (req->kind != EXL3__MODULE_KIND__MODULE_ANY && (int)req->kind != (int)desc->kind)
 			continue;
-		if (module_message(reg->model, desc, &m) < 0)
+		if (module_message(reg, desc, &m) < 0)
 			return exl3_call_nomem(c);
 		if (!page_add(&page, m))
 			return modules_body(c, &page, i);
@@ -345,7 +346,7 @@ int exl3_verb_open_module(struct exl3_call *c)
 			     NULL, NULL, &c->err);
 	if (rc < 0)
 		return rc;
-	if (page_init(&page) < 0 || module_message(h.model->model, h.desc, &m) < 0)
+	if (page_init(&page) < 0 || module_message(h.model, h.desc, &m) < 0)
 		return exl3_call_nomem(c);
 	rc = exl3_handle_add_as(c->peer, &h, req->handle, &m->handle, &c->err);
 	if (rc < 0)

@@ -88,6 +88,42 @@ static void name_del(struct exl3_channel *ch, struct exl3_request *req)
 		b->tail = req->prev;
 }
 
+/* ---- order across devices ---- */
+
+/* May it join what its channel has in its lane? */
+static bool may_join(const struct exl3_channel *ch, const struct exl3_request *req)
+{
+	return !req->lane || req->lane == ch->lane || (!ch->flow.queued && !ch->flow.running);
+}
+
+static void join(struct exl3_channel *ch, struct exl3_request *req)
+{
+	if (req->lane)
+		ch->lane = req->lane;
+	exl3_sched_push(&ch->lane->sched, &ch->flow, &req->item);
+}
+
+/* Where a QUEUED item is. */
+static struct exl3_sched *sched_of(const struct exl3_request *req)
+{
+	struct exl3_channel *ch = req->ch;
+
+	return req->item.flow == &ch->held ? &ch->d->held : &ch->lane->sched;
+}
+
+/* Something of the channel has ended: what it held back may go now. */
+static void release(struct exl3_channel *ch)
+{
+	while (ch->held.head) {
+		struct exl3_request *req = (struct exl3_request *)ch->held.head;
+
+		if (!may_join(ch, req))
+			return;
+		exl3_sched_remove(&ch->d->held, &req->item);
+		join(ch, req);
+	}
+}
+
 /* The request has ended, however: unpinned, answered, its slot free again. */
 static void finish(struct exl3_request *req, int result, uint64_t detail, uint64_t exec_ns)
 {
@@ -104,6 +140,7 @@ static void finish(struct exl3_request *req, int result, uint64_t detail, uint64
 			ch->counters->rows += req->c.rows.m;
 	}
 	post(ch, req->user_data, result, detail, exec_ns);
+	release(ch);
 }
 
 /* ---- entries ---- */
@@ -126,7 +163,7 @@ static int cancel(struct exl3_channel *ch, uint64_t user_data)
 			rc = -EALREADY; /* unless a later one of that name waits */
 			continue;
 		}
-		exl3_sched_remove(&ch->d->sched, &req->item);
+		exl3_sched_remove(sched_of(req), &req->item);
 		finish(req, -ECANCELED, EXL3_DETAIL_NONE, 0);
 		return 0;
 	}
@@ -148,13 +185,13 @@ static const void *merge_key(const struct exl3_checked *c)
 }
 
 /* May this be accepted at all, leaving aside whether it is right? */
-static int admit(const struct exl3_dispatch *d, uint8_t op)
+static int admit(const struct exl3_dispatch *d, uint8_t op, uint32_t device)
 {
 	if (op == EXL3_OP_CANCEL)
 		return 0;
 	if (d->draining)
 		return -ESHUTDOWN;
-	return d->device_lost && op != EXL3_OP_NOP ? -EIO : 0;
+	return op != EXL3_OP_NOP && d->lanes[device].lost ? -EIO : 0;
 }
 
 void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
@@ -167,7 +204,7 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	assert(req); /* as many slots as credit, which was checked when the entry was taken */
 	rc = exl3_check_sqe(sqe, &ch->env, &req->c, &detail);
 	if (rc == 0)
-		rc = admit(d, sqe->op);
+		rc = admit(d, sqe->op, req->c.target.device);
 	if (rc < 0) {
 		post(ch, sqe->user_data, rc, detail, 0);
 		return;
@@ -178,7 +215,7 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 		post(ch, sqe->user_data, rc, EXL3_DETAIL_NONE, 0);
 		return;
 	}
-	if (sqe->op == EXL3_OP_NOP && !ch->flow.queued && !ch->flow.running) {
+	if (sqe->op == EXL3_OP_NOP && !ch->flow.queued && !ch->flow.running && !ch->held.queued) {
 		post(ch, sqe->user_data, 0, EXL3_DETAIL_NONE, 0);
 		return;
 	}
@@ -187,21 +224,27 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	req->item.deadline_ns = sqe->deadline_ns;
 	req->item.fence = sqe->op == EXL3_OP_NOP;
 	req->item.key = merge_key(&req->c);
+	req->lane = req->item.fence ? NULL : &d->lanes[req->c.target.device];
 	req->first = 0;
 	req->skipped = req->exec_ns = 0;
 	req->cancelled = false;
-	exl3_slice_plan(req, &d->pace, d->chunk_ns);
+	exl3_slice_plan(req, req->lane ? &req->lane->pace : NULL, d->chunk_ns);
 	pin(req);
 	name_add(ch, req);
-	exl3_sched_push(&d->sched, &ch->flow, &req->item);
+	if (ch->held.queued || !may_join(ch, req))
+		exl3_sched_push(&d->held, &ch->held, &req->item);
+	else
+		join(ch, req);
 }
 
 void exl3_dispatch_drop_queued(struct exl3_channel *ch)
 {
-	while (ch->flow.head) {
-		struct exl3_request *req = (struct exl3_request *)ch->flow.head;
+	/* Those held back first: the end of the others would let them go. */
+	while (ch->held.head || ch->flow.head) {
+		struct exl3_request *req =
+			(struct exl3_request *)(ch->held.tail ? ch->held.tail : ch->flow.head);
 
-		exl3_sched_remove(&ch->d->sched, &req->item);
+		exl3_sched_remove(sched_of(req), &req->item);
 		finish(req, -ECANCELED, EXL3_DETAIL_NONE, 0);
 	}
 }
@@ -254,24 +297,24 @@ static void build(struct exl3_launch *l)
 }
 
 /* What the device needed is what the next slices of such requests are planned by. */
-static void learn(struct exl3_dispatch *d, const struct exl3_launch *l, uint64_t exec_ns)
+static void learn(struct exl3_lane *lane, const struct exl3_launch *l, uint64_t exec_ns)
 {
 	uint32_t rows = 0;
 
 	for (uint32_t i = 0; i < l->nr; i++)
 		rows += l->rows[i].m;
-	exl3_chunk_learn(&d->pace, &((struct exl3_request *)l->items[0])->c, rows, exec_ns);
+	exl3_chunk_learn(&lane->pace, &((struct exl3_request *)l->items[0])->c, rows, exec_ns);
 }
 
 /* The launch has ended: every request of it is answered or goes on with its next slice, the launch can be
  * used again. */
-static void complete(struct exl3_dispatch *d, struct exl3_launch *l, int result, uint64_t exec_ns)
+static void complete(struct exl3_lane *lane, struct exl3_launch *l, int result, uint64_t exec_ns)
 {
 	uint32_t nr = l->nr;
 
 	if (result == 0)
-		learn(d, l, exec_ns);
-	exl3_sched_done(&d->sched, l->items, nr);
+		learn(lane, l, exec_ns);
+	exl3_sched_done(&lane->sched, l->items, nr);
 	for (uint32_t i = 0; i < nr; i++) {
 		struct exl3_request *req = (struct exl3_request *)l->items[i];
 		struct exl3_channel *ch = req->ch;
@@ -280,8 +323,8 @@ static void complete(struct exl3_dispatch *d, struct exl3_launch *l, int result,
 		uint64_t skipped = result == 0 ? l->skipped[i] : 0;
 
 		if (exl3_slice_ended(req, result, skipped, exec_ns)) {
-			exl3_slice_plan(req, &d->pace, d->chunk_ns);
-			exl3_sched_again(&d->sched, &req->item);
+			exl3_slice_plan(req, &lane->pace, lane->d->chunk_ns);
+			exl3_sched_again(&lane->sched, &req->item);
 			continue;
 		}
 		if (result == 0 && req->item.more)
@@ -291,48 +334,48 @@ static void complete(struct exl3_dispatch *d, struct exl3_launch *l, int result,
 		exl3_channel_try_free(ch);
 	}
 	l->nr = 0;
-	l->next = d->free;
-	d->free = l;
+	l->next = lane->free;
+	lane->free = l;
 }
 
 /* 0, or -EAGAIN: the device's queue is full and the launch is undone. */
-static int launch(struct exl3_dispatch *d, struct exl3_sched_item *const *items, uint32_t nr)
+static int launch(struct exl3_lane *lane, struct exl3_sched_item *const *items, uint32_t nr)
 {
-	struct exl3_launch *l = d->free;
+	struct exl3_launch *l = lane->free;
 	int rc;
 
 	assert(l); /* as many as the scheduler may have running */
-	d->free = l->next;
+	lane->free = l->next;
 	l->nr = nr;
 	memcpy(l->items, items, nr * sizeof(items[0]));
 	build(l);
-	rc = exl3_fault("dispatch.submit") ? -EIO : d->ops->submit(d->dev, &l->work);
+	rc = exl3_fault("dispatch.submit") ? -EIO : lane->ops->submit(lane->dev, &l->work);
 	if (rc == -EAGAIN) {
-		exl3_sched_unpick(&d->sched, items, nr);
+		exl3_sched_unpick(&lane->sched, items, nr);
 		l->nr = 0;
-		l->next = d->free;
-		d->free = l;
+		l->next = lane->free;
+		lane->free = l;
 		return rc;
 	}
 	if (rc < 0)
-		complete(d, l, rc, 0);
+		complete(lane, l, rc, 0);
 	return 0;
 }
 
 /* Starts what can be started; true: something was. */
-static bool launch_all(struct exl3_dispatch *d)
+static bool launch_all(struct exl3_lane *lane)
 {
 	struct exl3_sched_item *items[EXL3_LAUNCH_ITEMS_MAX];
 	bool any = false;
 	uint32_t nr;
 
 	for (uint32_t i = 0; i < EXL3_ENDS_MAX; i++) {
-		nr = exl3_sched_pick(&d->sched, items);
+		nr = exl3_sched_pick(&lane->sched, items);
 		if (!nr)
 			break;
 		if (items[0]->state == EXL3_ITEM_IDLE) {
 			finish((struct exl3_request *)items[0], 0, EXL3_DETAIL_NONE, 0);
-		} else if (launch(d, items, nr) < 0) {
+		} else if (launch(lane, items, nr) < 0) {
 			break; /* the device's next completion brings us back here */
 		}
 		any = true;
@@ -340,50 +383,60 @@ static bool launch_all(struct exl3_dispatch *d)
 	return any;
 }
 
-static void device_failed(struct exl3_dispatch *d, int code)
+/* True: there was something. */
+static bool fail_queued(struct exl3_lane *lane)
 {
-	if (d->device_lost)
-		return;
-	d->device_lost = true;
-	errno = -code;
-	exl3_err("the device is lost (%m): running requests fail, new ones are refused");
-	while (d->sched.turn) {
-		struct exl3_request *req = (struct exl3_request *)d->sched.turn->head;
+	bool any = lane->sched.queued;
 
-		exl3_sched_remove(&d->sched, &req->item);
+	while (lane->sched.turn) {
+		struct exl3_request *req = (struct exl3_request *)lane->sched.turn->head;
+
+		exl3_sched_remove(&lane->sched, &req->item);
 		finish(req, -EIO, EXL3_DETAIL_NONE, 0);
 	}
-	/* "All work failed": nothing of it comes back through poll(). */
-	for (uint32_t i = 0; i < d->sched.launches_max; i++) {
-		if (d->launches[i].nr)
-			complete(d, &d->launches[i], -EIO, 0);
-	}
+	return any;
 }
 
-static bool poll_device(struct exl3_dispatch *d)
+static void device_failed(struct exl3_lane *lane, int code)
+{
+	if (lane->lost)
+		return;
+	lane->lost = true;
+	errno = -code;
+	exl3_err("the device is lost (%m): running requests fail, new ones are refused");
+	fail_queued(lane);
+	/* "All work failed": nothing of it comes back through poll(). */
+	for (uint32_t i = 0; i < lane->sched.launches_max; i++) {
+		if (lane->launches[i].nr)
+			complete(lane, &lane->launches[i], -EIO, 0);
+	}
+	fail_queued(lane); /* what was held back until then */
+}
+
+static bool poll_device(struct exl3_lane *lane)
 {
 	struct exl3_done done[EXL3_DONE_MAX];
 	int n;
 
-	if (!d->sched.launches)
+	if (!lane->sched.launches)
 		return false;
-	n = exl3_fault("dispatch.poll") ? -EIO : d->ops->poll(d->dev, done, EXL3_DONE_MAX);
+	n = exl3_fault("dispatch.poll") ? -EIO : lane->ops->poll(lane->dev, done, EXL3_DONE_MAX);
 	if (n < 0) {
-		device_failed(d, n);
+		device_failed(lane, n);
 		return true;
 	}
 	for (int i = 0; i < n; i++)
-		complete(d, done[i].tag, done[i].result, done[i].exec_ns);
+		complete(lane, done[i].tag, done[i].result, done[i].exec_ns);
 	return n > 0;
 }
 
-static bool expire(struct exl3_dispatch *d, uint64_t now_ns)
+static bool expire(struct exl3_sched *sched, uint64_t now_ns)
 {
 	struct exl3_sched_item *item;
 	bool any = false;
 
 	for (uint32_t i = 0; i < EXL3_ENDS_MAX; i++) {
-		item = exl3_sched_expire(&d->sched, now_ns);
+		item = exl3_sched_expire(sched, now_ns);
 		if (!item)
 			break;
 		finish((struct exl3_request *)item, -ETIME, EXL3_DETAIL_NONE, 0);
@@ -398,10 +451,17 @@ bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns)
 {
 	bool any = exl3_channels_turn(d, now_ns);
 
-	any |= poll_device(d);
-	any |= expire(d, now_ns);
-	if (d->sched.queued)
-		any |= launch_all(d);
+	for (uint32_t i = 0; i < d->nr_lanes; i++) {
+		any |= poll_device(&d->lanes[i]);
+		any |= expire(&d->lanes[i].sched, now_ns);
+	}
+	any |= expire(&d->held, now_ns);
+	for (uint32_t i = 0; i < d->nr_lanes; i++) {
+		if (d->lanes[i].lost)
+			any |= fail_queued(&d->lanes[i]); /* what another device's end let go */
+		else if (d->lanes[i].sched.queued)
+			any |= launch_all(&d->lanes[i]);
+	}
 	if (d->dirty)
 		exl3_channels_publish(d);
 	if (any)
@@ -411,17 +471,32 @@ bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns)
 
 bool exl3_dispatch_may_sleep(struct exl3_dispatch *d, uint64_t now_ns, uint64_t *until_ns)
 {
+	bool spin = now_ns - d->last_ns < d->spin_ns && !exl3_dispatch_needs_cpu(d);
+
 	/* Polled channels arm themselves when their spin budget is used up. */
 	if (d->polled.head || d->dirty)
 		return false;
-	if (d->sched.launches) {
-		if (d->spin_beside && now_ns - d->last_ns < d->spin_ns)
-			return false;
-		if (!d->ops->wake_arm(d->dev))
+	*until_ns = d->held.next_deadline;
+	for (uint32_t i = 0; i < d->nr_lanes; i++) {
+		const struct exl3_lane *lane = &d->lanes[i];
+
+		if (lane->sched.next_deadline < *until_ns)
+			*until_ns = lane->sched.next_deadline;
+		if (!lane->sched.launches)
+			continue;
+		if (spin || !lane->ops->wake_arm(lane->dev))
 			return false;
 	}
-	*until_ns = d->sched.next_deadline;
 	return true;
+}
+
+bool exl3_dispatch_needs_cpu(const struct exl3_dispatch *d)
+{
+	for (uint32_t i = 0; i < d->nr_lanes; i++) {
+		if (d->lanes[i].sched.launches && !d->lanes[i].spin_beside)
+			return true;
+	}
+	return false;
 }
 
 static void on_device(void *arg, uint32_t events)
@@ -435,24 +510,13 @@ int exl3_dispatch_new(const struct exl3_dispatch_options *opt, struct exl3_dispa
 		      struct exl3_error *err)
 {
 	struct exl3_dispatch *d = calloc(1, sizeof(*d));
-	int fd, rc;
 
 	if (!d)
 		return exl3_errf(err, -ENOMEM, "dispatch: out of memory");
-	d->launches = calloc(opt->queue_depth, sizeof(*d->launches));
-	if (!d->launches) {
-		free(d);
-		return exl3_errf(err, -ENOMEM, "dispatch: out of memory");
-	}
-	for (uint32_t i = 0; i < opt->queue_depth; i++) {
-		d->launches[i].next = d->free;
-		d->free = &d->launches[i];
-	}
 	d->loop = opt->loop;
-	d->ops = opt->ops;
-	d->dev = opt->dev;
+	d->queue_depth = opt->queue_depth;
+	d->merge_max = opt->merge_max;
 	d->spin_ns = opt->spin_ns;
-	d->spin_beside = opt->spin_beside;
 	d->deterministic = opt->deterministic;
 	d->buffer_free = opt->buffer_free;
 	d->arg = opt->arg;
@@ -461,21 +525,40 @@ int exl3_dispatch_new(const struct exl3_dispatch_options *opt, struct exl3_dispa
 	d->hash_key[1] |= 1u | 1ull << 63;
 	d->muted_timer.fn = exl3_channels_on_muted;
 	d->muted_timer.arg = d;
-	while (d->ops->kernels[d->nr_kernels].name)
-		d->nr_kernels++;
-	exl3_sched_init(&d->sched, opt->queue_depth, opt->merge_max, EXL3_M_MAX);
-	exl3_pace_init(&d->pace, strcmp(d->ops->name, "cpu") != 0);
-	exl3_dispatch_set_chunk(d, opt->chunk_ns);
-	fd = d->ops->event_fd(d->dev);
+	d->chunk_ns = opt->chunk_ns;
+	exl3_sched_init(&d->held, 0, 1, EXL3_M_MAX);
+	*ret = d;
+	return 0;
+}
+
+int exl3_dispatch_add_device(struct exl3_dispatch *d, const struct exl3_backend_ops *ops,
+			     struct exl3_dev *dev, bool spin_beside, struct exl3_error *err)
+{
+	struct exl3_lane *lane = &d->lanes[d->nr_lanes];
+	int fd, rc;
+
+	assert(d->nr_lanes < EXL3_DEVICES_MAX && !d->nr_channels);
+	*lane = (struct exl3_lane){.d = d, .ops = ops, .dev = dev, .spin_beside = spin_beside};
+	lane->launches = calloc(d->queue_depth, sizeof(*lane->launches));
+	if (!lane->launches)
+		return exl3_errf(err, -ENOMEM, "dispatch: out of memory");
+	for (uint32_t i = 0; i < d->queue_depth; i++) {
+		lane->launches[i].next = lane->free;
+		lane->free = &lane->launches[i];
+	}
+	while (ops->kernels[lane->nr_kernels].name)
+		lane->nr_kernels++;
+	exl3_sched_init(&lane->sched, d->queue_depth, d->merge_max, EXL3_M_MAX);
+	exl3_sched_set_cost_max(&lane->sched, d->chunk_ns);
+	exl3_pace_init(&lane->pace, strcmp(ops->name, "cpu") != 0);
+	fd = ops->event_fd(dev);
 	rc = fd < 0 ? 0
-		    : exl3_watch_add(d->loop, fd, POLLIN, EXL3_WATCH_EDGE, on_device, d,
-				     &d->device_watch);
+		    : exl3_watch_add(d->loop, fd, POLLIN, EXL3_WATCH_EDGE, on_device, d, &lane->watch);
 	if (rc < 0) {
-		free(d->launches);
-		free(d);
+		free(lane->launches);
 		return exl3_errf(err, rc, "dispatch: out of memory");
 	}
-	*ret = d;
+	d->nr_lanes++;
 	return 0;
 }
 
@@ -483,10 +566,13 @@ struct exl3_dispatch *exl3_dispatch_free(struct exl3_dispatch *d)
 {
 	if (!d)
 		return NULL;
-	assert(!d->nr_channels && !d->sched.launches);
+	assert(!d->nr_channels && !d->held.queued);
 	exl3_timer_cancel(d->loop, &d->muted_timer);
-	exl3_watch_drop(d->loop, d->device_watch);
-	free(d->launches);
+	for (uint32_t i = 0; i < d->nr_lanes; i++) {
+		assert(!d->lanes[i].sched.launches);
+		exl3_watch_drop(d->loop, d->lanes[i].watch);
+		free(d->lanes[i].launches);
+	}
 	free(d);
 	return NULL;
 }
@@ -499,7 +585,8 @@ void exl3_dispatch_set_spin(struct exl3_dispatch *d, uint64_t spin_ns)
 void exl3_dispatch_set_chunk(struct exl3_dispatch *d, uint64_t chunk_ns)
 {
 	d->chunk_ns = chunk_ns;
-	exl3_sched_set_cost_max(&d->sched, chunk_ns);
+	for (uint32_t i = 0; i < d->nr_lanes; i++)
+		exl3_sched_set_cost_max(&d->lanes[i].sched, chunk_ns);
 }
 
 void exl3_dispatch_drain(struct exl3_dispatch *d)
@@ -509,7 +596,11 @@ void exl3_dispatch_drain(struct exl3_dispatch *d)
 
 bool exl3_dispatch_busy(const struct exl3_dispatch *d)
 {
-	return d->sched.queued || d->sched.running || d->dirty;
+	bool busy = d->held.queued || d->dirty;
+
+	for (uint32_t i = 0; i < d->nr_lanes; i++)
+		busy |= d->lanes[i].sched.queued || d->lanes[i].sched.running;
+	return busy;
 }
 
 const struct exl3_counters *exl3_dispatch_counters(const struct exl3_dispatch *d)
@@ -519,7 +610,11 @@ const struct exl3_counters *exl3_dispatch_counters(const struct exl3_dispatch *d
 
 bool exl3_dispatch_lost(const struct exl3_dispatch *d)
 {
-	return d->device_lost;
+	for (uint32_t i = 0; i < d->nr_lanes; i++) {
+		if (d->lanes[i].lost)
+			return true;
+	}
+	return false;
 }
 
 uint32_t exl3_dispatch_channels(const struct exl3_dispatch *d)

@@ -7,6 +7,11 @@
  *   entry -> FREE slot -> QUEUED -> RUNNING (part of a launch) -> completion posted, slot FREE
  *                                   RUNNING -> QUEUED (rows are left: the next slice)
  *                         QUEUED -> cancelled, expired -> completion posted, slot FREE
+ *                         HELD -> QUEUED, cancelled, expired
+ *
+ * Each device has a lane: a scheduler and the launches that it runs. A channel's requests are in one lane at
+ * a time: one for another device, and everything behind it, is HELD until all before it are complete. So a
+ * channel's order holds across devices too, and a channel that keeps to one device never waits.
  *
  *   channel:  POLLED (looked at every turn) -> DORMANT (armed: the client kicks) -> POLLED
  *             any -> FAILED (the client broke the protocol); any -> closed, freed after its last launch
@@ -29,20 +34,25 @@ struct exl3_counters {
 };
 
 struct exl3_dispatch_options {
-	struct exl3_loop *loop; /* borrowed, as the next two */
-	const struct exl3_backend_ops *ops;
-	struct exl3_dev *dev;
+	struct exl3_loop *loop; /* borrowed */
 	void (*buffer_free)(void *arg, struct exl3_buffer *buf); /* its last reference is gone */
 	void *arg;
 	uint32_t queue_depth, merge_max;
 	uint64_t spin_ns;
 	uint64_t chunk_ns; /* see exl3_dispatch_set_chunk() */
-	bool spin_beside; /* also while the device works: false where its threads need the processor */
 	bool deterministic;
 };
 
 int exl3_dispatch_new(const struct exl3_dispatch_options *opt, struct exl3_dispatch **ret,
 		      struct exl3_error *err);
+/**
+ * exl3_dispatch_add_device() - a lane for one more device, before the first channel is opened.
+ * @ops, @dev: borrowed until exl3_dispatch_free(). The n-th call is for the device with index n - 1.
+ * @spin_beside: the loop may look for work while the device works: false where its threads need the
+ *               processor.
+ */
+int exl3_dispatch_add_device(struct exl3_dispatch *d, const struct exl3_backend_ops *ops,
+			     struct exl3_dev *dev, bool spin_beside, struct exl3_error *err);
 /* All channels closed, nothing running: exl3_dispatch_busy() is false. */
 struct exl3_dispatch *exl3_dispatch_free(struct exl3_dispatch *d);
 void exl3_dispatch_set_spin(struct exl3_dispatch *d, uint64_t spin_ns);
@@ -54,12 +64,12 @@ void exl3_dispatch_drain(struct exl3_dispatch *d);
 /* Is anything accepted and not complete? */
 bool exl3_dispatch_busy(const struct exl3_dispatch *d);
 
-/* Has the device failed? Every request was answered with -EIO; only another process can go on. */
+/* Has a device failed? Every request for it was answered with -EIO; only another process can go on. */
 bool exl3_dispatch_lost(const struct exl3_dispatch *d);
 
 /* One turn: rings, launches, completions. True: something was done. */
 bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns);
-/* Nothing was done: may the loop sleep? Then every ring and the device are armed, and *@until_ns is when
+/* Nothing was done: may the loop sleep? Then every ring and all devices are armed, and *@until_ns is when
  * the earliest deadline is. */
 bool exl3_dispatch_may_sleep(struct exl3_dispatch *d, uint64_t now_ns, uint64_t *until_ns);
 

@@ -16,6 +16,7 @@
 struct exl3_request {
 	struct exl3_sched_item item; /* first: the scheduler hands it back */
 	struct exl3_channel *ch;     /* owner */
+	struct exl3_lane *lane;      /* that it is for; NULL: a fence, which any can end */
 	struct exl3_request *next;   /* in ch->free; in its bucket of ch->named */
 	struct exl3_request *prev;   /* in its bucket */
 	uint64_t user_data;
@@ -37,7 +38,7 @@ struct exl3_launch {
 	uint64_t skipped[EXL3_LAUNCH_ITEMS_MAX];
 	struct exl3_sched_item *items[EXL3_LAUNCH_ITEMS_MAX];
 	uint32_t nr;              /* items; 0: free */
-	struct exl3_launch *next; /* in d->free */
+	struct exl3_launch *next; /* in lane->free */
 };
 
 /* Requests that have not ended, by a hash of their user_data; the oldest first. */
@@ -56,7 +57,9 @@ struct exl3_channel {
 	int kick_fd;                  /* owned; polled, never read or written */
 	int notify_fd;                /* owned; our end of the socket pair, -1 once ended */
 	struct exl3_watch *watch;     /* of kick_fd; NULL while muted */
-	struct exl3_sched_flow flow;
+	struct exl3_lane *lane;      /* where flow is; changes only while nothing is in it */
+	struct exl3_sched_flow flow; /* requests of that lane */
+	struct exl3_sched_flow held; /* in d->held: behind them, the first one for another lane */
 	struct exl3_request *slots; /* owned; as many as there is credit */
 	struct exl3_request *free;
 	struct exl3_bucket *named; /* owned; as many */
@@ -77,26 +80,35 @@ struct exl3_list {
 	uint32_t nr;
 };
 
-struct exl3_dispatch {
-	struct exl3_loop *loop;
+/* What one device has to do. */
+struct exl3_lane {
+	struct exl3_dispatch *d;
 	const struct exl3_backend_ops *ops;
 	struct exl3_dev *dev;
 	struct exl3_sched sched;
+	struct exl3_pace pace;
 	struct exl3_launch *launches; /* owned, [sched.launches_max] */
 	struct exl3_launch *free;
-	struct exl3_watch *device_watch;
+	struct exl3_watch *watch;
+	uint32_t nr_kernels;
+	bool spin_beside, lost;
+};
+
+struct exl3_dispatch {
+	struct exl3_loop *loop;
+	struct exl3_lane lanes[EXL3_DEVICES_MAX];
+	uint32_t nr_lanes;
+	struct exl3_sched held; /* nothing is ever picked from it: order, deadlines and counts only */
 	struct exl3_list polled, dormant, muted;
 	struct exl3_channel *dirty;
 	struct exl3_timer muted_timer;
-	bool spin_beside;
+	uint32_t queue_depth, merge_max;
 	uint64_t spin_ns, last_ns;
 	uint64_t chunk_ns; /* of the device, that one launch should take at most; 0: no limit */
-	struct exl3_pace pace;
 	uint64_t syscalls;    /* made to wake clients */
 	uint32_t nr_channels; /* not freed yet */
-	uint32_t nr_kernels;
 	uint64_t hash_key[2]; /* the clients do not know it */
-	bool deterministic, draining, device_lost;
+	bool deterministic, draining;
 	struct exl3_counters counters;
 	void (*buffer_free)(void *arg, struct exl3_buffer *buf);
 	void *arg;
@@ -119,5 +131,7 @@ bool exl3_slice_ended(struct exl3_request *req, int result, uint64_t skipped, ui
 /* dispatch.c: one copied entry of a channel; posts completions, queues requests. */
 void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe);
 void exl3_dispatch_drop_queued(struct exl3_channel *ch);
+/* Does a device work beside which the loop should not spin? */
+bool exl3_dispatch_needs_cpu(const struct exl3_dispatch *d);
 
 #endif

@@ -15,14 +15,11 @@
 
 static void on_progress(void *arg);
 
-void exl3_models_init(struct exl3_models *all, struct exl3_loop *loop, struct exl3_jobs *jobs,
-		      const struct exl3_backend_ops *ops, struct exl3_dev *dev)
+void exl3_models_init(struct exl3_models *all, struct exl3_loop *loop, struct exl3_jobs *jobs)
 {
 	memset(all, 0, sizeof(*all));
 	all->loop = loop;
 	all->jobs = jobs;
-	all->ops = ops;
-	all->dev = dev;
 	all->progress.fn = on_progress;
 	all->progress.arg = all;
 }
@@ -198,8 +195,9 @@ static void done_load(struct exl3_job *job)
 							  : EXL3_MODELS_FAILED);
 }
 
-int exl3_models_load(struct exl3_models *all, const char *name, const char *path, bool at_start,
-		     struct exl3_registered **ret, struct exl3_error *err)
+int exl3_models_load(struct exl3_models *all, const char *name, const char *path,
+		     const struct exl3_device *device, bool at_start, struct exl3_registered **ret,
+		     struct exl3_error *err)
 {
 	struct exl3_registered *reg, *old, **p;
 	int rc;
@@ -218,6 +216,7 @@ int exl3_models_load(struct exl3_models *all, const char *name, const char *path
 	if (!reg)
 		return exl3_errf(err, -ENOMEM, "model %s: out of memory", name);
 	reg->all = all;
+	reg->device = device;
 	reg->refs = 1;
 	reg->name = strdup(name);
 	reg->path = strdup(path);
@@ -225,7 +224,7 @@ int exl3_models_load(struct exl3_models *all, const char *name, const char *path
 		exl3_registered_put(reg);
 		return exl3_errf(err, -ENOMEM, "model %s: out of memory", name);
 	}
-	rc = exl3_model_new(name, path, all->ops, all->dev, &reg->model, err);
+	rc = exl3_model_new(name, path, device->ops, device->dev, &reg->model, err);
 	if (rc < 0) {
 		exl3_registered_put(reg);
 		return rc;
@@ -243,7 +242,7 @@ int exl3_models_load(struct exl3_models *all, const char *name, const char *path
 		exl3_timer_set(all->loop, &all->progress, reg->start_ns + PROGRESS_NS);
 	reg->job = (struct exl3_job){.run = run_load, .done = done_load};
 	reg->job_busy = true;
-	exl3_info("model %s: loading %s", name, path);
+	exl3_info("model %s: loading %s onto %s", name, path, device->name);
 	exl3_jobs_add(all->jobs, &reg->job);
 	*ret = reg;
 	return 0;

@@ -11,6 +11,7 @@
 #ifndef EXL3_DAEMON_MODELS_H
 #define EXL3_DAEMON_MODELS_H
 
+#include "daemon/devices.h"
 #include "daemon/jobs.h"
 #include "daemon/weights.h"
 
@@ -23,6 +24,7 @@ struct exl3_registered {
 	struct exl3_models *all;
 	struct exl3_registered *next; /* in all->list, in the order of their loads */
 	char *name, *path;            /* owned */
+	const struct exl3_device *device; /* borrowed from the worker: where it lives */
 	struct exl3_model *model;     /* owned reference; NULL while and after it is freed */
 	struct exl3_model *dying;     /* the same, handed to the job that frees it */
 	int state;                    /* enum exl3_model_state; never NEW */
@@ -37,9 +39,7 @@ struct exl3_registered {
 enum exl3_models_event { EXL3_MODELS_LOADED, EXL3_MODELS_FAILED, EXL3_MODELS_GONE };
 
 struct exl3_models {
-	struct exl3_loop *loop; /* borrowed from the worker, as the next three */
-	const struct exl3_backend_ops *ops;
-	struct exl3_dev *dev;
+	struct exl3_loop *loop; /* borrowed from the worker, as the next */
 	struct exl3_jobs *jobs;
 	struct exl3_registered *list;
 	uint32_t nr, nr_loading;
@@ -49,16 +49,16 @@ struct exl3_models {
 	void *arg;
 };
 
-void exl3_models_init(struct exl3_models *all, struct exl3_loop *loop, struct exl3_jobs *jobs,
-		      const struct exl3_backend_ops *ops, struct exl3_dev *dev);
+void exl3_models_init(struct exl3_models *all, struct exl3_loop *loop, struct exl3_jobs *jobs);
 /* Starts to unload everything; the jobs' end does the rest. */
 void exl3_models_unload_all(struct exl3_models *all);
 
 struct exl3_registered *exl3_models_find(const struct exl3_models *all, const char *name);
 
-/* Starts a load, in place of one that failed. -EEXIST: the name is taken; -EINVAL; -ENOMEM. */
-int exl3_models_load(struct exl3_models *all, const char *name, const char *path, bool at_start,
-		     struct exl3_registered **ret, struct exl3_error *err);
+/* Starts a load onto @device, in place of one that failed. -EEXIST: the name is taken; -EINVAL; -ENOMEM. */
+int exl3_models_load(struct exl3_models *all, const char *name, const char *path,
+		     const struct exl3_device *device, bool at_start, struct exl3_registered **ret,
+		     struct exl3_error *err);
 /* Starts an unload; nothing happens if it has begun. */
 void exl3_models_unload(struct exl3_registered *reg);
 

@@ -134,12 +134,14 @@ int exl3_peer_target(void *arg, uint32_t handle, struct exl3_target *ret)
 		return -ENOENT;
 	if (h->type == EXL3_HANDLE_MLA) {
 		ret->mla = &h->mla;
+		ret->device = h->device;
 		return 0;
 	}
 	if (h->model->state != EXL3_MODEL_READY)
 		return -ESTALE; /* unloaded: what desc points to may be gone */
 	ret->desc = h->desc;
 	ret->model = h->model;
+	ret->device = h->model->device->index;
 	return 0;
 }
 
@@ -195,6 +197,7 @@ struct exl3_buffer_job {
 	struct exl3_job job;
 	struct exl3_worker *w;
 	struct exl3_arena *arena;
+	const struct exl3_device *maker; /* of the arena */
 	struct exl3_buffer *buf;
 	/* Dropped by its client while requests use it: it goes on counting, or a client could have as much
 	 * memory as it likes behind one long request. */
@@ -228,7 +231,7 @@ static void run_buffer_free(struct exl3_job *job)
 {
 	struct exl3_buffer_job *b = (struct exl3_buffer_job *)job;
 
-	b->w->ops->arena_free(b->arena);
+	b->maker->ops->arena_free(b->arena);
 }
 
 static void done_buffer_free(struct exl3_job *job)
@@ -247,7 +250,8 @@ void exl3_buffer_free(void *arg, struct exl3_buffer *buf)
 
 	if (b->peer)
 		dropped_del(b);
-	*b = (struct exl3_buffer_job){.w = w, .arena = buf->arena, .buf = buf};
+	*b = (struct exl3_buffer_job){
+		.w = w, .arena = buf->arena, .maker = buf->maker, .buf = buf};
 	b->job.run = run_buffer_free;
 	b->job.done = done_buffer_free;
 	exl3_jobs_add(w->memory, &b->job);

@@ -24,6 +24,7 @@ struct exl3_handle {
 	struct exl3_registered *model;       /* counted; MODEL, MODULE */
 	const struct exl3_module_desc *desc; /* MODULE; valid while model is READY */
 	struct exl3_mla_geometry mla;
+	uint32_t device; /* MLA: where its requests run */
 };
 
 struct exl3_buffer_job;   /* what frees a buffer */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* worker.c - the process that serves: one loop, one device, all clients; started by the supervisor. */
+/* worker.c - the process that serves: one loop, its devices, all clients; started by the supervisor. */
 #include "daemon/worker.h"
 
 #include "daemon/control.h"
@@ -44,8 +44,7 @@ void exl3_worker_keep_model(struct exl3_worker *w, const struct exl3_registered 
 	char spec[EXL3_SUP_TEXT_MAX];
 
 	/* With the device, so that nothing in the path is taken for one. */
-	snprintf(spec, sizeof(spec), "%s=%s,device=%s", reg->name, reg->path,
-		 w->cfg->device ? w->cfg->device : "0");
+	snprintf(spec, sizeof(spec), "%s=%s,device=%s", reg->name, reg->path, reg->device->spec);
 	exl3_worker_tell(w, EXL3_SUP_ADDED, spec);
 }
 
@@ -53,7 +52,7 @@ static void tell_status(struct exl3_worker *w)
 {
 	uint64_t weights = 0;
 	uint32_t ready = 0;
-	char text[160];
+	char text[192];
 
 	for (struct exl3_registered *reg = w->models.list; reg; reg = reg->next) {
 		if (reg->state != EXL3_MODEL_READY)
@@ -65,7 +64,7 @@ static void tell_status(struct exl3_worker *w)
 		 w->draining ? "draining"
 		 : w->ready  ? "serving"
 			     : "starting",
-		 w->ops->name, ready, ready == 1 ? "" : "s", w->models.nr_loading,
+		 w->devices.list[0].name, ready, ready == 1 ? "" : "s", w->models.nr_loading,
 		 (double)weights / 1048576.0);
 	exl3_worker_tell(w, EXL3_SUP_STATUS, text);
 }
@@ -139,6 +138,7 @@ static void drop_fresh(struct exl3_worker *w)
 
 static void reload_go(struct exl3_worker *w)
 {
+	const struct exl3_device *device;
 	struct exl3_registered *reg;
 	struct exl3_error err;
 
@@ -152,8 +152,9 @@ static void reload_go(struct exl3_worker *w)
 		reg = exl3_models_find(&w->models, m->name);
 		if (reg && reg->state != EXL3_MODEL_FAILED)
 			continue;
-		if (exl3_worker_check_device(w, m->device, &err) < 0 ||
-		    exl3_models_load(&w->models, m->name, m->path, false, &reg, &err) < 0) {
+		device = exl3_devices_find(&w->devices, m->device, &err);
+		if (!device ||
+		    exl3_models_load(&w->models, m->name, m->path, device, false, &reg, &err) < 0) {
 			exl3_err("reload: %s", err.text);
 			exl3_worker_tell(w, EXL3_SUP_FAILED, m->name);
 		} else {
@@ -223,10 +224,12 @@ static void follow_load(struct exl3_worker *w, const char *spec)
 	if (rc == 0) {
 		reg = exl3_models_find(&w->models, one.models[0].name);
 		if (!w->draining && (!reg || reg->state == EXL3_MODEL_FAILED)) {
-			rc = exl3_worker_check_device(w, one.models[0].device, &err);
-			if (rc == 0)
-				rc = exl3_models_load(&w->models, one.models[0].name,
-						      one.models[0].path, false, &reg, &err);
+			const struct exl3_device *device =
+				exl3_devices_find(&w->devices, one.models[0].device, &err);
+
+			rc = device ? exl3_models_load(&w->models, one.models[0].name,
+						       one.models[0].path, device, false, &reg, &err)
+				    : err.code;
 		} else if (reg && strcmp(reg->path, one.models[0].path) != 0) {
 			exl3_warn("model %s: this domain has loaded it from %s, another one from %s",
 				  reg->name, reg->path, one.models[0].path);
@@ -308,20 +311,6 @@ static void on_signal(void *arg, uint32_t events)
 
 /* ---- start ---- */
 
-int exl3_worker_check_device(const struct exl3_worker *w, const char *device,
-			     struct exl3_error *err)
-{
-	const char *ours = w->cfg->device ? w->cfg->device : "0";
-
-	if (!device || !*device || strcmp(device, ours) == 0 || strcmp(device, w->ops->name) == 0)
-		return 0;
-	return exl3_errf(
-		err, -EINVAL,
-		"device '%.64s' is not served here: this daemon has %s %s; start another one "
-		"for it",
-		device, w->ops->name, ours);
-}
-
 static void backend_line(struct exl3_worker *w, const char *name, const char *what)
 {
 	if (w->nr_backends < sizeof(w->backends) / sizeof(w->backends[0]))
@@ -345,41 +334,6 @@ static void probe_backends(struct exl3_worker *w)
 	}
 	if (missing)
 		backend_line(w, "cuda", missing);
-}
-
-static int open_device(struct exl3_worker *w, struct exl3_error *err)
-{
-	const struct exl3_config *cfg = w->cfg;
-	struct exl3_dev_options opt = {
-		.numa_node = (int)cfg->node,
-		.threads = (unsigned)cfg->threads,
-		.workspace_bytes = cfg->workspace,
-		.deterministic = cfg->deterministic,
-	};
-	int rc;
-
-	w->ops = exl3_backend_find(cfg->backend);
-	if (!w->ops)
-		return exl3_errf(err, -ENODEV, "backend %s: %s", cfg->backend,
-				 exl3_backend_plugin_error());
-	exl3_errf(err, -ENODEV, "it has no device here");
-	rc = w->ops->probe(err);
-	if (rc <= 0) {
-		exl3_err_prefix(err, "backend %s", w->ops->name);
-		return rc < 0 ? rc : -ENODEV;
-	}
-	opt.memory_max = strcmp(w->ops->name, "cpu") == 0 ? cfg->memory_max : cfg->gpu_memory_max;
-	opt.host_memory_max = cfg->memory_max;
-	if (cfg->device) {
-		char *end;
-		long ordinal = strtol(cfg->device, &end, 10);
-
-		if (*end || ordinal < 0 || ordinal > 1023)
-			opt.uuid = cfg->device;
-		else
-			opt.ordinal = (int)ordinal;
-	}
-	return w->ops->open(&opt, &w->dev, err);
 }
 
 static void raise_fd_limit(void)
@@ -454,12 +408,12 @@ static int start_loads(struct exl3_worker *w, struct exl3_error *err)
 {
 	for (size_t i = 0; i < w->cfg->nr_models; i++) {
 		const struct exl3_config_model *m = &w->cfg->models[i];
+		const struct exl3_device *device = exl3_devices_find(&w->devices, m->device, err);
 		struct exl3_registered *reg;
-		int rc = exl3_worker_check_device(w, m->device, err);
+		int rc = device ? exl3_models_load(&w->models, m->name, m->path, device, !m->by_client,
+						   &reg, err)
+				: err->code;
 
-		if (rc == 0)
-			rc = exl3_models_load(&w->models, m->name, m->path, !m->by_client, &reg,
-					      err);
 		if (rc < 0 && !m->by_client)
 			return rc;
 		if (rc < 0)
@@ -483,7 +437,7 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 		return rc;
 	raise_fd_limit();
 	probe_backends(w);
-	rc = open_device(w, err);
+	rc = exl3_devices_open(&w->devices, w->cfg, err);
 	if (rc == 0)
 		rc = exl3_loop_new(&w->loop, err);
 	if (rc == 0)
@@ -494,22 +448,25 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 		return rc;
 	opt = (struct exl3_dispatch_options){
 		.loop = w->loop,
-		.ops = w->ops,
-		.dev = w->dev,
 		.buffer_free = exl3_buffer_free,
 		.arg = w,
 		.queue_depth = (uint32_t)w->cfg->queue_depth,
 		.merge_max = (uint32_t)w->cfg->merge_max,
 		.spin_ns = w->cfg->spin_us * 1000,
 		.chunk_ns = w->cfg->chunk_us * 1000,
-		/* On few processors a loop that spins keeps the CPU backend's threads from theirs. */
-		.spin_beside = strcmp(w->ops->name, "cpu") != 0 || sysconf(_SC_NPROCESSORS_ONLN) >= 4,
 		.deterministic = w->cfg->deterministic,
 	};
 	rc = exl3_dispatch_new(&opt, &w->dispatch, err);
+	for (uint32_t i = 0; i < w->devices.nr && rc == 0; i++) {
+		const struct exl3_device *d = &w->devices.list[i];
+		/* On few processors a loop that spins keeps the CPU backend's threads from theirs. */
+		bool spin = strcmp(d->ops->name, "cpu") != 0 || sysconf(_SC_NPROCESSORS_ONLN) >= 4;
+
+		rc = exl3_dispatch_add_device(w->dispatch, d->ops, d->dev, spin, err);
+	}
 	if (rc < 0)
 		return rc;
-	exl3_models_init(&w->models, w->loop, w->loads, w->ops, w->dev);
+	exl3_models_init(&w->models, w->loop, w->loads);
 	w->models.event = on_model;
 	w->models.arg = w;
 	w->drain_timer.fn = on_drain_timeout;
@@ -577,8 +534,7 @@ static void worker_fini(struct exl3_worker *w)
 	}
 	w->loop = exl3_loop_free(w->loop);
 	drop_fresh(w);
-	if (w->ops)
-		w->dev = w->ops->close(w->dev);
+	exl3_devices_close(&w->devices);
 	exl3_closep(&w->signal_fd);
 	exl3_closep(&w->control_fd);
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* worker.h - the process that serves: one loop, one device, all clients; started by the supervisor. */
+/* worker.h - the process that serves: one loop, its devices, all clients; started by the supervisor. */
 #ifndef EXL3_DAEMON_WORKER_H
 #define EXL3_DAEMON_WORKER_H
 
 #include "daemon/config.h"
+#include "daemon/devices.h"
 #include "daemon/dispatch.h"
 #include "daemon/jobs.h"
 #include "daemon/loop.h"
@@ -19,8 +20,7 @@ struct exl3_worker {
 	struct exl3_config *fresh; /* owned: between RELOAD and its GO; else NULL */
 	struct exl3_loop *loop;
 	struct exl3_jobs *loads, *memory; /* threads: long loads; arenas and their end */
-	const struct exl3_backend_ops *ops;
-	struct exl3_dev *dev;
+	struct exl3_devices devices;
 	struct exl3_models models;
 	struct exl3_dispatch *dispatch;
 
@@ -48,9 +48,6 @@ int exl3_worker_main(struct exl3_config *cfg);
 
 /* For control: */
 void exl3_worker_drain(struct exl3_worker *w, const char *why);
-/* A model may name the device that it wants: it must be ours. NULL or "" is. */
-int exl3_worker_check_device(const struct exl3_worker *w, const char *device,
-			     struct exl3_error *err);
 void exl3_worker_tell(struct exl3_worker *w, enum exl3_sup_type type, const char *text);
 /* A model that was loaded at run time: a worker that is started after this one loads it too. */
 void exl3_worker_keep_model(struct exl3_worker *w, const struct exl3_registered *reg);

@@ -26,6 +26,8 @@ extern "C" {
 
 struct exl3_dev;
 
+#define EXL3_CPU_DEVICES_MAX 8 /* ordinals of the cpu backend: parts of one machine */
+
 /*
  * One quantized matrix: y[m, n] = x[m, k] W[k, n]. Pointers are device addresses (borrowed from the
  * model's slabs, which outlive all work), 16-byte aligned.
@@ -178,7 +180,7 @@ struct exl3_slab {
 /* Memory that a client maps too. */
 struct exl3_arena {
 	struct exl3_dev *dev;
-	void *dev_ptr;  /* what kernels use */
+	void *dev_ptr;  /* what kernels use, on every device of this backend */
 	void *host_ptr; /* daemon's own mapping, or NULL */
 	size_t bytes;
 	int fd;         /* owned; sent to the client; -1: imported */
@@ -200,6 +202,7 @@ struct exl3_dev_options {
 	const char *uuid;        /* cuda; NULL: ordinal counts */
 	int numa_node;           /* -1: not bound */
 	unsigned threads;        /* cpu: OpenMP threads, 0 = cores of the node */
+	unsigned shares;         /* cpu: devices that share those cores; 0 is 1 */
 	uint64_t memory_max;      /* bytes on the device: weights; cpu: arenas too. 0 = no limit */
 	uint64_t host_memory_max; /* cuda: bytes of arenas in host memory, 0 = no limit */
 	uint64_t workspace_bytes; /* 0 = default */
@@ -216,11 +219,13 @@ struct exl3_dev_info {
 	uint64_t device_arena_bytes, import_bytes;         /* arenas in the device's memory; of clients */
 	uint32_t nr_imports;
 	unsigned threads;
+	int ordinal; /* what options.ordinal would have to be for this device */
 };
 
 struct exl3_backend_ops {
 	const char *name; /* also the config key: "cpu", "cuda" */
-	/* Devices here, 0 if none (err says why), or a negative errno. Opens libraries, no context. */
+	/* Devices here, 0 if none (err says why), or a negative errno. Opens libraries, no context. The cpu
+	 * backend says 1 and opens up to EXL3_CPU_DEVICES_MAX, which share the processors. */
 	int (*probe)(struct exl3_error *err);
 	int (*open)(const struct exl3_dev_options *opt, struct exl3_dev **ret, struct exl3_error *err);
 	struct exl3_dev *(*close)(struct exl3_dev *dev); /* waits for running work; NULL allowed */

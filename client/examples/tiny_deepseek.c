@@ -184,6 +184,7 @@ static void deepseek_open(struct ex_lm *lm)
 	shape.heads = m->nr_heads;
 	shape.dim = m->cache_dim;
 	shape.value_dim = m->latent;
+	shape.device = exl3_model_device(lm->model);
 	if (exl3_mla_register(lm->client, &shape, &m->geometry) < 0)
 		ex_die("%s", exl3_last_error());
 }

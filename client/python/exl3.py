@@ -70,7 +70,7 @@ class _MlaShape(C.Structure):
     _fields_ = [("heads", C.c_uint32), ("dim", C.c_uint32), ("value_dim", C.c_uint32), ("topk", C.c_uint32),
                 ("slots", C.c_uint64), ("cache_stride", C.c_uint64), ("indices_stride", C.c_uint32),
                 ("cache_dtype", C.c_uint32), ("indices_dtype", C.c_uint32), ("page_rows", C.c_uint32),
-                ("table_queries", C.c_uint32)]
+                ("table_queries", C.c_uint32), ("device", C.c_char_p)]
 
 
 assert C.sizeof(_Sqe) == 128 and C.sizeof(Completion) == 32
@@ -88,6 +88,7 @@ def _declare(lib):
         "reconnect": (C.c_int, [p, u64]),
         "model_open": (C.c_int, [p, C.c_char_p, out]),
         "model_fingerprint": (C.c_char_p, [p]),
+        "model_device": (C.c_char_p, [p]),
         "module_open": (C.c_int, [p, C.c_char_p, u, out]),
         "module_get_info": (None, [p, C.POINTER(_ModuleInfo)]),
         "module_get_shard": (C.c_int, [p, u32, C.POINTER(_ShardInfo)]),
@@ -175,11 +176,13 @@ class Client:
     def channel(self, entries=16):
         return Channel(self, entries)
 
-    def mla(self, heads, dim, value_dim, topk, slots, cache="bf16", indices="i4", page_rows=1, table_queries=1):
+    def mla(self, heads, dim, value_dim, topk, slots, cache="bf16", indices="i4", page_rows=1, table_queries=1,
+            device=None):
         """A geometry for Channel.mla(). With page_rows > 1 indices are block tables [tables, ceil(topk / page_rows)];
-        table_queries queries in a row share one. cache "e4m3_656": records, dim 576 and value_dim 512."""
+        table_queries queries in a row share one. cache "e4m3_656": records, dim 576 and value_dim 512. device: where it
+        runs, as Model.device."""
         shape = _MlaShape(heads, dim, value_dim, topk, slots, 0, 0, TYPES[cache][0], TYPES[indices][0], page_rows,
-                          table_queries)
+                          table_queries, device.encode() if device else None)
         handle = C.c_uint32()
         _check(_lib.exl3_mla_register(self._live(), C.byref(shape), C.byref(handle)))
         return handle.value
@@ -190,6 +193,7 @@ class Model:
         self.client, self.name = client, name
         self._p = _open(_lib.exl3_model_open, client._live(), name.encode())
         self.fingerprint = _lib.exl3_model_fingerprint(self._p).decode()
+        self.device = _lib.exl3_model_device(self._p).decode()
 
     def module(self, name, kind=ANY):
         """A matrix, a fused group, a routed block or an MLP; see exl3_module_open() in exl3.h."""

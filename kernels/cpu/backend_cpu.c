@@ -73,11 +73,14 @@ static void memory_state(const struct exl3_dev *dev, uint64_t *total, uint64_t *
 	}
 }
 
+/* Of all devices of this backend: the limit is one for the machine. */
+static _Atomic uint64_t held_bytes;
+
 /* Refuses before anything is moved: over the configured limit, or more than the machine has. */
 static int check_memory(const struct exl3_dev *dev, const char *what, size_t bytes,
 			struct exl3_error *err)
 {
-	uint64_t held = dev->slab_bytes + dev->arena_bytes, total, available;
+	uint64_t held = atomic_load(&held_bytes), total, available;
 
 	if (dev->memory_max && (held > dev->memory_max || bytes > dev->memory_max - held))
 		return exl3_errf(
@@ -92,6 +95,18 @@ static int check_memory(const struct exl3_dev *dev, const char *what, size_t byt
 				 "cpu: %s needs %zu bytes, but the machine has %llu available",
 				 what, bytes, (unsigned long long)available);
 	return 0;
+}
+
+static void hold(_Atomic uint64_t *counter, uint64_t bytes)
+{
+	atomic_fetch_add(counter, bytes);
+	atomic_fetch_add(&held_bytes, bytes);
+}
+
+static void let_go(_Atomic uint64_t *counter, uint64_t bytes)
+{
+	atomic_fetch_sub(counter, bytes);
+	atomic_fetch_sub(&held_bytes, bytes);
 }
 
 static void bind_to_node(const struct exl3_dev *dev, void *ptr, size_t bytes)
@@ -170,7 +185,7 @@ static int cpu_slab_new(struct exl3_dev *dev, size_t bytes, struct exl3_slab **r
 	code = memfd_new(dev, "exl3-slab", bytes, 0, &slab->fd, &slab->ptr, err);
 	if (code)
 		return code;
-	dev->slab_bytes += bytes;
+	hold(&dev->slab_bytes, bytes);
 	*ret = exl3_take_ptr(&slab);
 	return 0;
 }
@@ -205,7 +220,7 @@ static int cpu_slab_adopt(struct exl3_dev *dev, int fd, size_t bytes, struct exl
 	slab->dev = dev;
 	slab->bytes = bytes;
 	slab->fd = fd;
-	dev->slab_bytes += bytes;
+	hold(&dev->slab_bytes, bytes);
 	*ret = exl3_take_ptr(&slab);
 	return 0;
 }
@@ -214,7 +229,7 @@ static struct exl3_slab *cpu_slab_free(struct exl3_slab *slab)
 {
 	if (!slab)
 		return NULL;
-	slab->dev->slab_bytes -= slab->bytes;
+	let_go(&slab->dev->slab_bytes, slab->bytes);
 	munmap(slab->ptr, slab->bytes);
 	exl3_closep(&slab->fd);
 	free(slab);
@@ -316,7 +331,7 @@ static int cpu_arena_new(struct exl3_dev *dev, size_t bytes, struct exl3_arena *
 	if (code)
 		return code;
 	arena->dev_ptr = arena->host_ptr;
-	dev->arena_bytes += bytes;
+	hold(&dev->arena_bytes, bytes);
 	*ret = exl3_take_ptr(&arena);
 	return 0;
 }
@@ -349,7 +364,7 @@ static struct exl3_arena *cpu_arena_free(struct exl3_arena *arena)
 {
 	if (!arena)
 		return NULL;
-	arena->dev->arena_bytes -= arena->bytes;
+	let_go(&arena->dev->arena_bytes, arena->bytes);
 	munmap(arena->host_ptr, arena->bytes);
 	exl3_closep(&arena->fd);
 	free(arena);
@@ -362,8 +377,12 @@ static int cpu_probe(struct exl3_error *err)
 	return 1;
 }
 
-/* Processors for the team: those of the node that this process may run on, one thread each. */
-static void choose_cpus(struct exl3_dev *dev, unsigned threads)
+/*
+ * Processors for the team: those of the node that this process may run on, one thread each. Devices that
+ * share them have a part of the threads each, at least one, and not of the processors: while only one of
+ * them works, the kernel can put its threads anywhere.
+ */
+static void choose_cpus(struct exl3_dev *dev, unsigned threads, unsigned shares)
 {
 	struct bitmask *node_cpus = NULL;
 	int nr;
@@ -381,6 +400,8 @@ static void choose_cpus(struct exl3_dev *dev, unsigned threads)
 		numa_free_cpumask(node_cpus);
 	nr = CPU_COUNT(&dev->cpus);
 	dev->nr_threads = threads ? threads : nr > 0 ? (unsigned)nr : 1;
+	if (shares > 1)
+		dev->nr_threads = dev->nr_threads > shares ? dev->nr_threads / shares : 1;
 	if (dev->nr_threads > CPU_THREADS_MAX)
 		dev->nr_threads = CPU_THREADS_MAX;
 }
@@ -471,11 +492,13 @@ static int cpu_open(const struct exl3_dev_options *opt, struct exl3_dev **ret,
 	void *ws;
 	int code;
 
-	if (opt->ordinal != 0)
-		return exl3_errf(err, -ENODEV, "cpu: there is only device 0, not %d", opt->ordinal);
+	if (opt->ordinal < 0 || opt->ordinal >= EXL3_CPU_DEVICES_MAX)
+		return exl3_errf(err, -ENODEV, "cpu: there is no device %d, only 0..%d", opt->ordinal,
+				 EXL3_CPU_DEVICES_MAX - 1);
 	dev = calloc(1, sizeof(*dev));
 	if (!dev)
 		return exl3_errf(err, -ENOMEM, "cpu: out of memory");
+	dev->ordinal = opt->ordinal;
 	dev->node = -1;
 	if (opt->numa_node >= 0) {
 		if (numa_available() < 0) {
@@ -496,7 +519,7 @@ static int cpu_open(const struct exl3_dev_options *opt, struct exl3_dev **ret,
 		snprintf(dev->name, sizeof(dev->name), "CPU");
 	dev->isa = cpu_isa_best();
 	dev->memory_max = opt->memory_max;
-	choose_cpus(dev, opt->threads);
+	choose_cpus(dev, opt->threads, opt->shares);
 
 	dev->ws_bytes = opt->workspace_bytes ? opt->workspace_bytes : CPU_WORKSPACE_DEFAULT;
 	if (dev->ws_bytes < CPU_WORKSPACE_MIN)
@@ -534,6 +557,7 @@ static void cpu_info(struct exl3_dev *dev, struct exl3_dev_info *ret)
 	ret->arena_bytes = dev->arena_bytes;
 	ret->workspace_bytes = dev->map_bytes;
 	ret->threads = dev->nr_threads;
+	ret->ordinal = dev->ordinal;
 }
 
 const struct exl3_backend_ops exl3_backend_cpu = {

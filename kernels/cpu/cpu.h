@@ -25,6 +25,7 @@ struct exl3_dev {
 	const struct cpu_isa *isa; /* the best one this processor has */
 	unsigned nr_threads;       /* of the OpenMP team, the executor included */
 	cpu_set_t cpus;            /* those they may run on */
+	int ordinal;
 	int node;                  /* memory is bound to it; -1: not bound */
 	char name[128];
 	uint64_t memory_max;

@@ -361,6 +361,7 @@ static void cuda_info(struct exl3_dev *dev, struct exl3_dev_info *ret)
 	ret->workspace_bytes = dev->ws_bytes + EXL3_CUDA_SLOTS * EXL3_CUDA_TABLE_ROWS *
 						       sizeof(struct exl3_cuda_row);
 	ret->threads = 1;
+	ret->ordinal = dev->ordinal;
 }
 
 static int cuda_submit(struct exl3_dev *dev, const struct exl3_work *work)

@@ -30,28 +30,28 @@ static void must(bool ok)
 /* Once: the worker lives as long as the fuzzer. Loads find no folder, so nothing is read from disk. */
 static void set_up(void)
 {
-	const struct exl3_dev_options opt = {
-		.numa_node = -1, .threads = 1, .workspace_bytes = 16 << 20};
 	struct exl3_dispatch_options dopt;
+	struct exl3_error err;
 
 	exl3_log_set_level((enum exl3_log_level)0);
-	must(exl3_config_parse_string("arena-max = 1M\n", &cfg, NULL) == 0);
+	must(exl3_config_parse_string("arena-max = 1M\nbackend = cpu\ndevices = cpu:1\n"
+				      "threads = 1\nworkspace = 16M\n", &cfg, NULL) == 0);
 	w.cfg = &cfg;
 	w.control_fd = w.listen_fd = w.signal_fd = w.spare_fd = -1;
-	w.ops = exl3_backend_find("cpu");
-	must(w.ops && w.ops->open(&opt, &w.dev, NULL) == 0);
+	must(exl3_devices_open(&w.devices, &cfg, &err) == 0 && w.devices.nr == 2);
 	must(exl3_loop_new(&w.loop, NULL) == 0);
 	must(exl3_jobs_new(w.loop, "load", &w.loads, NULL) == 0);
 	must(exl3_jobs_new(w.loop, "memory", &w.memory, NULL) == 0);
 	dopt = (struct exl3_dispatch_options){.loop = w.loop,
-					      .ops = w.ops,
-					      .dev = w.dev,
 					      .buffer_free = exl3_buffer_free,
 					      .arg = &w,
 					      .queue_depth = 4,
 					      .merge_max = 1};
 	must(exl3_dispatch_new(&dopt, &w.dispatch, NULL) == 0);
-	exl3_models_init(&w.models, w.loop, w.loads, w.ops, w.dev);
+	for (uint32_t i = 0; i < w.devices.nr; i++)
+		must(exl3_dispatch_add_device(w.dispatch, w.devices.list[i].ops, w.devices.list[i].dev, true,
+					      NULL) == 0);
+	exl3_models_init(&w.models, w.loop, w.loads);
 	w.generation = 1;
 	w.instance = 42;
 }
@@ -113,9 +113,13 @@ static void run(int sock, const uint8_t *data, size_t size)
 static uint64_t arena_bytes(void)
 {
 	struct exl3_dev_info info;
+	uint64_t bytes = 0;
 
-	w.ops->info(w.dev, &info);
-	return info.arena_bytes;
+	for (uint32_t i = 0; i < w.devices.nr; i++) {
+		w.devices.list[i].ops->info(w.devices.list[i].dev, &info);
+		bytes += info.arena_bytes;
+	}
+	return bytes;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -50,7 +50,7 @@ static void set_up(const uint8_t *p)
 
 	memcpy(w, p, sizeof(w));
 	for (int i = 1; i <= 3; i++)
-		buffers[i] = (struct exl3_buffer){.base = (char *)((uintptr_t)i << 40),
+		buffers[i] = (struct exl3_buffer){.base = {(char *)((uintptr_t)i << 40)},
 						  .bytes = (uint64_t)(w[i] + 1u) << (w[0] & 7)};
 	for (int i = 0; i < 4; i++) {
 		uint32_t k = (w[4 + i] & 255u) + 1, n = (w[4 + i] >> 8) + 1u;
@@ -157,7 +157,7 @@ static void check_result(const struct exl3_sqe *sqe, const struct exl3_checked *
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	const struct exl3_check_env env = {
-		.buffer = buffer, .target = target, .kernels = kernels, .nr_kernels = 2};
+		.buffer = buffer, .target = target, .kernels = {{kernels, 2}}};
 	struct exl3_checked out;
 	enum exl3_detail detail;
 	struct exl3_sqe sqe;

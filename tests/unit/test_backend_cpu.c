@@ -27,8 +27,10 @@ static struct exl3_dev *open_device(unsigned threads, uint64_t memory_max)
 
 static void options(void **state)
 {
-	struct exl3_dev_options opt = {.ordinal = 1, .numa_node = -1};
-	struct exl3_dev *dev = NULL;
+	struct exl3_dev_options opt = {.ordinal = EXL3_CPU_DEVICES_MAX, .numa_node = -1};
+	struct exl3_dev *dev = NULL, *other = NULL;
+	struct exl3_arena *arena;
+	struct exl3_slab *slab;
 	struct exl3_dev_info info;
 	struct exl3_error err;
 
@@ -43,6 +45,20 @@ static void options(void **state)
 	assert_int_equal(info.threads, 3);
 	assert_true(info.workspace_bytes >= 1 << 20);
 	assert_true(info.memory_total > 0 && *info.name && *info.isa);
+	assert_int_equal(info.ordinal, 0);
+	/* Devices that share a machine have their part of its threads and one limit together. */
+	opt = (struct exl3_dev_options){
+		.ordinal = 1, .numa_node = -1, .threads = 6, .shares = 2, .memory_max = 1 << 20};
+	test_code(ops->open(&opt, &other, &err), 0, &err);
+	ops->info(other, &info);
+	assert_int_equal(info.threads, 3);
+	assert_int_equal(info.ordinal, 1);
+	test_code(ops->slab_new(dev, 1 << 20, &slab, &err), 0, &err);
+	test_code(ops->arena_new(other, 4096, &arena, &err), -ENOMEM, &err);
+	assert_null(ops->slab_free(slab));
+	test_code(ops->arena_new(other, 4096, &arena, &err), 0, &err);
+	assert_null(ops->arena_free(arena));
+	assert_null(ops->close(other));
 	assert_null(ops->close(dev));
 	assert_null(ops->close(NULL));
 }

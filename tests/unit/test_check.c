@@ -97,7 +97,7 @@ static int target(void *arg, uint32_t handle, struct exl3_target *ret)
 }
 
 static const struct exl3_check_env env = {
-	.buffer = buffer, .target = target, .kernels = kernels, .nr_kernels = 2};
+	.buffer = buffer, .target = target, .kernels = {{kernels, 2}}};
 
 static int setup(void **state)
 {
@@ -106,7 +106,7 @@ static int setup(void **state)
 	(void)state;
 	for (int i = 1; i <= 3; i++)
 		buffers[i] =
-			(struct exl3_buffer){.base = memory[i - 1], .bytes = BUF_BYTES, .refs = 1};
+			(struct exl3_buffer){.base = {memory[i - 1]}, .bytes = BUF_BYTES, .refs = 1};
 	test_code(exl3_check_geometry(&geometry, &err), 0, &err);
 	return 0;
 }
@@ -625,8 +625,8 @@ static void results(void **state)
 	sqe.y_stride = 1600;
 	sqe.kernel = 1;
 	assert_int_equal(exl3_check_sqe(&sqe, &env, &out, &detail), 0);
-	assert_ptr_equal(out.rows.x, buffers[1].base + 32);
-	assert_ptr_equal(out.rows.y, buffers[2].base);
+	assert_ptr_equal(out.rows.x, buffers[1].base[0] + 32);
+	assert_ptr_equal(out.rows.y, buffers[2].base[0]);
 	assert_int_equal(out.rows.x_stride, 2 * K); /* dense */
 	assert_int_equal(out.rows.y_stride, 1600);
 	assert_int_equal(out.rows.m, 3);
@@ -648,7 +648,7 @@ static void results(void **state)
 	assert_int_equal(exl3_check_sqe(&sqe, &env, &out, &detail), 0);
 	assert_int_equal(out.act, EXL3_ACT_SILU); /* the model's */
 	assert_true(out.limit == 7 && out.routed_scale == 2);
-	assert_ptr_equal(out.u.route.weights, buffers[3].base + 4096);
+	assert_ptr_equal(out.u.route.weights, buffers[3].base[0] + 4096);
 	assert_int_equal(out.nr_pins, 4);
 	sqe.u.moe.act = EXL3_ACT_GELU;
 	sqe.u.moe.overrides = EXL3_MOE_LIMIT | EXL3_MOE_SCALE;
@@ -660,7 +660,7 @@ static void results(void **state)
 
 	sqe = good_mla();
 	assert_int_equal(exl3_check_sqe(&sqe, &env, &out, &detail), 0);
-	assert_ptr_equal(out.u.mla.cache.lse, buffers[2].base + 65536);
+	assert_ptr_equal(out.u.mla.cache.lse, buffers[2].base[0] + 65536);
 	assert_int_equal(out.u.mla.geometry.cache_stride, 128);
 	assert_int_equal(out.nr_pins, 5);
 	sqe.u.mla.lse = EXL3_REF_NONE;

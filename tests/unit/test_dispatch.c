@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_dispatch.c - requests through real rings to a device that finishes when the test says so. */
+/* test_dispatch.c - requests through real rings to devices that finish when the test says so. */
 #include "tests/test.h"
 
 #include "daemon/dispatch.h"
 
 #include <fcntl.h>
 
-/* ---- a device on strings ---- */
+/* ---- devices on strings ---- */
 
-static struct {
+struct exl3_dev {
 	const struct exl3_work *running[64]; /* submitted, in order */
 	unsigned nr;
 	struct exl3_done done[64];
@@ -16,28 +16,27 @@ static struct {
 	int submit_code; /* what submit() returns, if not 0 */
 	uint64_t slow_ns; /* time per row; 0: 5 ns in all */
 	bool lost;
-} device;
+};
+static struct exl3_dev device, second;
 
 static int dev_submit(struct exl3_dev *dev, const struct exl3_work *work)
 {
-	(void)dev;
-	if (device.submit_code)
-		return device.submit_code;
-	assert_true(device.nr < TEST_NR(device.running));
-	device.running[device.nr++] = work;
+	if (dev->submit_code)
+		return dev->submit_code;
+	assert_true(dev->nr < TEST_NR(dev->running));
+	dev->running[dev->nr++] = work;
 	return 0;
 }
 
 static int dev_poll(struct exl3_dev *dev, struct exl3_done *done, unsigned max)
 {
-	unsigned n = device.nr_done < max ? device.nr_done : max;
+	unsigned n = dev->nr_done < max ? dev->nr_done : max;
 
-	(void)dev;
-	if (device.lost)
+	if (dev->lost)
 		return -EIO;
-	memcpy(done, device.done, n * sizeof(done[0]));
-	memmove(device.done, device.done + n, (device.nr_done - n) * sizeof(done[0]));
-	device.nr_done -= n;
+	memcpy(done, dev->done, n * sizeof(done[0]));
+	memmove(dev->done, dev->done + n, (dev->nr_done - n) * sizeof(done[0]));
+	dev->nr_done -= n;
 	return (int)n;
 }
 
@@ -49,8 +48,7 @@ static int dev_event_fd(struct exl3_dev *dev)
 
 static bool dev_wake_arm(struct exl3_dev *dev)
 {
-	(void)dev;
-	return device.nr_done == 0;
+	return dev->nr_done == 0;
 }
 
 static const struct exl3_kernel dev_kernels[] = {{.name = "only", .op = EXL3_OP_LINEAR}, {0}};
@@ -61,17 +59,20 @@ static const struct exl3_backend_ops dev_ops = {.name = "strings",
 						.wake_arm = dev_wake_arm,
 						.kernels = dev_kernels};
 
-/* The oldest running work ends. */
+/* The oldest running work of a device ends. */
+static void dev_finish_on(struct exl3_dev *dev, int result)
+{
+	uint64_t ns = dev->slow_ns ? dev->slow_ns * dev->running[0]->rows[0].m : 5;
+
+	assert_true(dev->nr > 0);
+	dev->done[dev->nr_done++] =
+		(struct exl3_done){.tag = dev->running[0]->tag, .result = result, .exec_ns = ns};
+	memmove(dev->running, dev->running + 1, --dev->nr * sizeof(dev->running[0]));
+}
+
 static void dev_finish(int result)
 {
-	uint64_t ns = 5;
-
-	assert_true(device.nr > 0);
-	if (device.slow_ns)
-		ns = device.slow_ns * device.running[0]->rows[0].m;
-	device.done[device.nr_done++] =
-		(struct exl3_done){.tag = device.running[0]->tag, .result = result, .exec_ns = ns};
-	memmove(device.running, device.running + 1, --device.nr * sizeof(device.running[0]));
+	dev_finish_on(&device, result);
 }
 
 /* ---- one client with two channels ---- */
@@ -103,8 +104,9 @@ static int rig_target(void *arg, uint32_t handle, struct exl3_target *ret)
 {
 	struct rig *r = arg;
 
-	*ret = (struct exl3_target){.desc = &r->desc, .model = &r->model};
-	return handle == 7 && !r->gone ? 0 : -ENOENT;
+	/* 8 is the same module, as if it were of a model on the second device. */
+	*ret = (struct exl3_target){.desc = &r->desc, .model = &r->model, .device = handle == 8};
+	return (handle == 7 || handle == 8) && !r->gone ? 0 : -ENOENT;
 }
 
 static void rig_buffer_free(void *arg, struct exl3_buffer *buf)
@@ -117,8 +119,7 @@ static void rig_buffer_free(void *arg, struct exl3_buffer *buf)
 
 static void rig_open(struct rig *r, uint32_t depth, uint32_t merge)
 {
-	struct exl3_dispatch_options opt = {.ops = &dev_ops,
-					    .buffer_free = rig_buffer_free,
+	struct exl3_dispatch_options opt = {.buffer_free = rig_buffer_free,
 					    .arg = r,
 					    .queue_depth = depth,
 					    .merge_max = merge};
@@ -126,8 +127,9 @@ static void rig_open(struct rig *r, uint32_t depth, uint32_t merge)
 
 	memset(r, 0, sizeof(*r));
 	memset(&device, 0, sizeof(device));
+	memset(&second, 0, sizeof(second));
 	r->buf = (struct exl3_buffer){
-		.base = (char *)(uintptr_t)0x10000, .bytes = 1 << 20, .refs = 1};
+		.base = {(char *)0x10000, (char *)0x20000}, .bytes = 1 << 20, .refs = 1};
 	r->model.state = EXL3_MODEL_READY;
 	r->desc = (struct exl3_module_desc){
 		.kind = EXL3_MOD_LINEAR, .k = 128, .n = 128, .k_log = 128, .n_log = 128};
@@ -135,6 +137,8 @@ static void rig_open(struct rig *r, uint32_t depth, uint32_t merge)
 	test_code(exl3_loop_new(&r->loop, &err), 0, &err);
 	opt.loop = r->loop;
 	test_code(exl3_dispatch_new(&opt, &r->d, &err), 0, &err);
+	test_code(exl3_dispatch_add_device(r->d, &dev_ops, &device, true, &err), 0, &err);
+	test_code(exl3_dispatch_add_device(r->d, &dev_ops, &second, true, &err), 0, &err);
 	for (unsigned i = 0; i < 2; i++) {
 		struct exl3_channel_options co = {.entries = 8,
 						  .channel = i + 1,
@@ -169,6 +173,8 @@ static void rig_close(struct rig *r)
 		r->ch[i] = exl3_channel_close(r->ch[i]);
 	while (device.nr)
 		dev_finish(0);
+	while (second.nr)
+		dev_finish_on(&second, 0);
 	turn(r);
 	assert_false(exl3_dispatch_busy(r->d));
 	assert_int_equal(exl3_dispatch_channels(r->d), 0);
@@ -215,6 +221,12 @@ static void linear(struct rig *r, unsigned ch, uint64_t user_data)
 	submit(r, ch);
 }
 
+static void linear_on_second(struct rig *r, unsigned ch, uint64_t user_data)
+{
+	get(r, ch, EXL3_OP_LINEAR, user_data)->module = 8;
+	submit(r, ch);
+}
+
 /* The next completion of the channel. */
 static struct exl3_cqe expect(struct rig *r, unsigned ch, uint64_t user_data, int result)
 {
@@ -245,7 +257,7 @@ static void requests_complete_in_order(void **state)
 	for (uint64_t i = 1; i <= 3; i++)
 		linear(&r, 0, i);
 	assert_int_equal(device.nr, 2); /* queue_depth */
-	assert_ptr_equal(device.running[0]->rows[0].x, r.buf.base);
+	assert_ptr_equal(device.running[0]->rows[0].x, r.buf.base[0]);
 	assert_int_equal(device.running[0]->rows[0].m, 2);
 	assert_int_equal(r.model.inflight, 3);
 	assert_int_equal(r.buf.refs, 1 + 2 * 3);
@@ -588,8 +600,8 @@ static uint32_t slice(struct rig *r, uint32_t first)
 	const struct exl3_rows *rows = &device.running[0]->rows[0];
 
 	assert_int_equal(device.running[0]->nr_rows, 1);
-	assert_ptr_equal(rows->x, r->buf.base + (size_t)first * 528);
-	assert_ptr_equal(rows->y, r->buf.base + 524288 + (size_t)first * 544);
+	assert_ptr_equal(rows->x, r->buf.base[0] + (size_t)first * 528);
+	assert_ptr_equal(rows->y, r->buf.base[0] + 524288 + (size_t)first * 544);
 	return rows->m;
 }
 
@@ -697,6 +709,138 @@ static void a_long_request_ends_between_slices(void **state)
 	rig_close(&r);
 }
 
+/* A channel's requests keep their order across devices; another channel's run meanwhile. */
+static void order_holds_across_devices(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 4, 1);
+	linear(&r, 0, 1);
+	linear(&r, 0, 2);
+	linear_on_second(&r, 0, 3);
+	linear_on_second(&r, 0, 4);
+	get(&r, 0, EXL3_OP_NOP, 5);
+	submit(&r, 0);
+	linear(&r, 0, 6);
+	linear_on_second(&r, 1, 7);
+	assert_int_equal(device.nr, 2); /* 1 and 2: one device may have several of a channel */
+	assert_int_equal(second.nr, 1); /* 7: the other channel waits for nobody */
+	assert_ptr_equal(second.running[0]->rows[0].x, r.buf.base[1]);
+	dev_finish_on(&second, 0);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 1, 7, 0);
+	expect(&r, 0, 1, 0);
+	assert_int_equal(second.nr, 0); /* 3 waits for 2 */
+	assert_true(exl3_dispatch_busy(r.d));
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 2, 0);
+	assert_int_equal(device.nr, 0); /* 6 waits for 3 and 4 */
+	assert_int_equal(second.nr, 2);
+	dev_finish_on(&second, 0);
+	turn(&r);
+	expect(&r, 0, 3, 0);
+	expect_none(&r, 0);
+	dev_finish_on(&second, -ENOMEM); /* failing is an end too */
+	turn(&r);
+	expect(&r, 0, 4, -ENOMEM);
+	expect(&r, 0, 5, 0);
+	assert_int_equal(device.nr, 1);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 6, 0);
+	assert_false(exl3_dispatch_busy(r.d));
+	rig_close(&r);
+}
+
+/* What is held back can be cancelled, can expire, and goes with its channel. */
+static void held_requests_end_too(void **state)
+{
+	uint64_t until = 0;
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 4, 1);
+	linear(&r, 0, 1);
+	linear_on_second(&r, 0, 2);
+	get(&r, 0, EXL3_OP_LINEAR, 3)->deadline_ns = r.now + 1000; /* behind 2, though its device is idle */
+	submit(&r, 0);
+	get(&r, 0, EXL3_OP_NOP, 4);
+	submit(&r, 0);
+	expect_none(&r, 0);
+	r.now += 500;
+	turn(&r);
+	assert_true(exl3_dispatch_may_sleep(r.d, r.now, &until));
+	assert_int_equal(until, r.now + 500);
+	r.now += 500;
+	turn(&r);
+	expect(&r, 0, 3, -ETIME);
+	get(&r, 0, EXL3_OP_CANCEL, 5)->u.cancel.user_data = 2;
+	submit(&r, 0);
+	expect(&r, 0, 2, -ECANCELED);
+	expect(&r, 0, 5, 0);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 1, 0);
+	expect(&r, 0, 4, 0);
+	linear(&r, 0, 6);
+	linear_on_second(&r, 0, 7);
+	linear(&r, 0, 8);
+	r.ch[0] = exl3_channel_close(r.ch[0]);
+	assert_int_equal(r.model.inflight, 1);
+	dev_finish(0);
+	turn(&r);
+	assert_int_equal(second.nr, 0);
+	assert_int_equal(exl3_dispatch_channels(r.d), 1);
+	rig_close(&r);
+}
+
+/* A lost device answers for what it had and what was held back for it; the others finish theirs. */
+static void one_of_two_devices_is_lost(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 4, 1);
+	linear_on_second(&r, 0, 1);
+	linear(&r, 0, 2);
+	linear_on_second(&r, 0, 3);
+	linear(&r, 1, 4);
+	second.lost = true;
+	second.nr = 0;
+	turn(&r);
+	assert_true(exl3_dispatch_lost(r.d));
+	expect(&r, 0, 1, -EIO);
+	assert_int_equal(device.nr, 2);
+	dev_finish(0);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 2, 0);
+	expect(&r, 0, 3, -EIO);
+	expect(&r, 1, 4, 0);
+	assert_false(exl3_dispatch_busy(r.d));
+	rig_close(&r);
+}
+
+/* A buffer that a device cannot address is none for its requests. */
+static void a_buffer_of_the_other_device(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 4, 1);
+	r.buf.base[1] = NULL;
+	linear_on_second(&r, 0, 1);
+	assert_int_equal(expect(&r, 0, 1, -EINVAL).detail, EXL3_DETAIL_BUFFER);
+	linear(&r, 0, 2);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 2, 0);
+	rig_close(&r);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -715,6 +859,10 @@ int main(void)
 		test_case(a_long_request_ends_between_slices),
 		test_case(kicks_without_work),
 		test_case(credit_is_enough_for_every_completion),
+		test_case(order_holds_across_devices),
+		test_case(held_requests_end_too),
+		test_case(one_of_two_devices_is_lost),
+		test_case(a_buffer_of_the_other_device),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
