@@ -267,6 +267,11 @@ check: ## install what is missing, build, and run all tests (also under sanitize
 	@MAKE='$(MAKE)' NVCC='$(NVCC)' PYTHON='$(PYTHON)' tests/check.sh
 .PHONY: check
 
+CHAOS_SECONDS ?= 180
+check-chaos: all tests ## minutes of kills, garbage and exhaustion beside clients that check every result (CHAOS_SECONDS)
+	$(PYTHON) tests/integration/chaos.py --build $(BUILD) --seconds $(CHAOS_SECONDS)
+.PHONY: check-chaos
+
 FUZZ_BIN := $(FUZZ:tests/fuzz/%.c=$(BUILD)/fuzz/%)
 fuzz: $(FUZZ_BIN) ## build the libFuzzer targets (needs clang)
 .PHONY: fuzz

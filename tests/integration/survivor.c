@@ -6,6 +6,7 @@
  * Prints "ready" when every thread has its reference results (paused: and then does nothing until a line comes on
  * stdin). Goes on until its stdin ends, then prints one line of JSON. Exit status 0: no result was wrong, no request was lost, arenas kept their contents.
  *
+ * MODULE: a linear, a dense MLP or a routed block; "mla": attention of 4 heads over a small cache.
  * All threads share one arena; each has a channel of its own and up to 8 requests in flight, of different
  * inputs. The same request always has the same bits, so a result is compared with the first one for its input.
  */
@@ -23,18 +24,27 @@
 #define SLOTS       8u
 #define THREADS_MAX 16u
 #define ROWS        3u
+#define TOPK        4u
+#define HEADS       4u
+#define DIM         64u
+#define CACHE       32u /* rows */
 #define WAIT_NS     60000000000u
 
 static struct exl3_client *client;
 static struct exl3_module *mod;
 static struct exl3_arena *arena;
 static struct exl3_module_info info;
+static bool mla; /* then info has the sizes of q and o */
+static uint32_t geometry;
 static uint32_t stop, ready, paused; /* atomic */
 
 struct worker {
 	pthread_t thread;
 	unsigned index;
 	float *x[SLOTS], *y[SLOTS], *want[SLOTS]; /* want: private */
+	float *weights[SLOTS]; /* [ROWS, TOPK] */
+	int32_t *ids[SLOTS];   /* [ROWS, TOPK]: experts, or rows of the cache */
+	uint16_t *cache[SLOTS]; /* [CACHE, DIM] f16 */
 	uint64_t requests, stale, reconnects, wrong, lost, worst_ns;
 };
 
@@ -67,6 +77,12 @@ static void fill(struct worker *w, unsigned slot)
 {
 	for (size_t i = 0; i < (size_t)ROWS * info.k_logical; i++)
 		w->x[slot][i] = (float)((i * 37 + slot * 11 + w->index * 5) % 64) / 32 - 1;
+	for (uint32_t i = 0; i < ROWS * TOPK; i++) {
+		w->weights[slot][i] = 0.25f;
+		w->ids[slot][i] = (int32_t)((i * 7 + slot) % (mla ? CACHE : info.nr_experts ? info.nr_experts : 1));
+	}
+	for (uint32_t i = 0; i < CACHE * DIM; i++)
+		w->cache[slot][i] = (uint16_t)(0x3000 + (i * 29 + slot * 3 + w->index) % 0x800);
 }
 
 static bool same_input(struct worker *w, unsigned slot)
@@ -77,6 +93,23 @@ static bool same_input(struct worker *w, unsigned slot)
 	return true;
 }
 
+static void describe(struct exl3_sqe *sqe, struct worker *w, unsigned slot)
+{
+	exl3_ref x = exl3_arena_ref(arena, w->x[slot]), y = exl3_arena_ref(arena, w->y[slot]);
+	exl3_ref ids = exl3_arena_ref(arena, w->ids[slot]);
+
+	if (mla)
+		exl3_prep_mla(sqe, geometry, x, EXL3_F32, exl3_arena_ref(arena, w->cache[slot]), ids, y,
+			      EXL3_F32, EXL3_REF_NONE, ROWS, 0.125f, 1);
+	else if (info.kind == EXL3_KIND_MOE)
+		exl3_prep_moe(sqe, mod, x, EXL3_F32, y, EXL3_F32, ROWS, ids, EXL3_I32,
+			      exl3_arena_ref(arena, w->weights[slot]), EXL3_F32, TOPK);
+	else if (info.kind == EXL3_KIND_MLP)
+		exl3_prep_mlp(sqe, mod, x, EXL3_F32, y, EXL3_F32, ROWS);
+	else
+		exl3_prep_linear(sqe, mod, x, EXL3_F32, y, EXL3_F32, ROWS);
+}
+
 /* false: the worker is gone. */
 static bool send(struct exl3_channel *ch, struct worker *w, unsigned slot)
 {
@@ -85,8 +118,7 @@ static bool send(struct exl3_channel *ch, struct worker *w, unsigned slot)
 	if (!sqe)
 		return false;
 	memset(w->y[slot], 0xff, y_bytes());
-	exl3_prep_linear(sqe, mod, exl3_arena_ref(arena, w->x[slot]), EXL3_F32,
-			 exl3_arena_ref(arena, w->y[slot]), EXL3_F32, ROWS);
+	describe(sqe, w, slot);
 	sqe->user_data = slot;
 	return exl3_submit(ch) == 1;
 }
@@ -181,18 +213,44 @@ static void set_up(struct worker *w, unsigned index)
 	for (unsigned i = 0; i < SLOTS; i++) {
 		w->x[i] = exl3_arena_alloc(arena, 4ull * ROWS * info.k_logical);
 		w->y[i] = exl3_arena_alloc(arena, y_bytes());
+		w->weights[i] = exl3_arena_alloc(arena, 4 * ROWS * TOPK);
+		w->ids[i] = exl3_arena_alloc(arena, 4 * ROWS * TOPK);
+		w->cache[i] = exl3_arena_alloc(arena, 2 * CACHE * DIM);
 		w->want[i] = malloc(y_bytes());
-		if (!w->x[i] || !w->y[i] || !w->want[i])
+		if (!w->x[i] || !w->y[i] || !w->weights[i] || !w->ids[i] || !w->cache[i] || !w->want[i])
 			die("no memory");
 		fill(w, i);
 	}
+}
+
+static void open_module(const char *model_name, const char *name)
+{
+	const struct exl3_mla_shape shape = {.heads = HEADS,
+					     .dim = DIM,
+					     .value_dim = DIM,
+					     .topk = TOPK,
+					     .slots = CACHE,
+					     .cache_dtype = EXL3_F16,
+					     .indices_dtype = EXL3_I32};
+	struct exl3_model *model;
+
+	if (mla) {
+		info.k_logical = info.n_logical = HEADS * DIM;
+		if (exl3_mla_register(client, &shape, &geometry) < 0)
+			die("cannot register a geometry");
+		return;
+	}
+	if (exl3_model_open(client, model_name, &model) < 0 ||
+	    exl3_module_open(model, name, EXL3_KIND_ANY, &mod) < 0)
+		die("cannot open %s of %s", name, model_name);
+	exl3_model_close(model); /* a module does not need it */
+	exl3_module_get_info(mod, &info);
 }
 
 int main(int argc, char **argv)
 {
 	static struct worker w[THREADS_MAX];
 	unsigned n = argc > 4 ? (unsigned)atoi(argv[4]) : 0;
-	struct exl3_model *model;
 	struct worker all = {0};
 	char c;
 
@@ -201,14 +259,16 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: survivor SOCKET MODEL MODULE THREADS [manual]\n");
 		return 2;
 	}
-	if (exl3_connect_flags(argv[1], "survivor", argc > 5 && !strcmp(argv[5], "manual") ? EXL3_CONNECT_MANUAL : 0, &client) < 0 ||
-	    exl3_model_open(client, argv[2], &model) < 0 ||
-	    exl3_module_open(model, argv[3], EXL3_KIND_LINEAR, &mod) < 0)
-		die("cannot open %s of %s", argv[3], argv[2]);
-	exl3_model_close(model); /* a module does not need it */
-	exl3_module_get_info(mod, &info);
+	mla = !strcmp(argv[3], "mla");
+	if (exl3_connect_flags(argv[1], "survivor",
+			       argc > 5 && !strcmp(argv[5], "manual") ? EXL3_CONNECT_MANUAL : 0, &client) < 0)
+		die("cannot connect");
+	open_module(argv[2], argv[3]);
 	if (exl3_arena_new(client,
-			   n * SLOTS * (y_bytes() + 4ull * ROWS * info.k_logical + 128), &arena) < 0)
+			   n * SLOTS *
+				   (y_bytes() + 4ull * ROWS * info.k_logical + 8 * ROWS * TOPK +
+				    2 * CACHE * DIM + 512),
+			   &arena) < 0)
 		die("no arena");
 	for (unsigned i = 0; i < n; i++)
 		set_up(&w[i], i);

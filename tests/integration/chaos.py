@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""chaos.py - for minutes: clients with verified results while workers, clients and supervisors are killed.
+
+usage: chaos.py [--build DIR] [--backend NAME] [--seconds N] [--seed N] [--csv FILE]
+
+Survivors (tests/integration/survivor.c: linear, dense MLP, routed experts, attention) check every result and go on
+after every restart. Meanwhile, at random: the worker or the supervisor is killed, clients die at each of their steps,
+others scribble on their rings, take all descriptors and arenas they may, leave rings full, and a checkpoint that nobody
+uses is replaced by another one while it is loaded, served and unloaded. At the end: not one wrong result, no request
+without a completion, and the daemon holds what it held at the start.
+Status 0: all of that; 1: not; the seed is printed first.
+"""
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+sys.dont_write_bytecode = True
+import harness  # noqa: E402
+from harness import WAIT, Failed, check, equal, wait_for  # noqa: E402
+
+DEEPSEEK, LLAMA, SWAP = "tiny-deepseek", "tiny-llama", "swap"
+LINEAR = "model.layers.0.mlp.down_proj"
+SURVIVORS = ((LLAMA, LINEAR, "3"), (DEEPSEEK, "model.layers.1.mlp.experts", "2"), (DEEPSEEK, "model.layers.0.mlp", "1"),
+             (DEEPSEEK, "mla", "2"), (LLAMA, LINEAR, "1", "manual"))
+LIMITS = ["--arena-max", "64M", "--clients-max", "64", "--restart-limit", "1000", "--restart-window", "1"]
+
+
+class Chaos:
+    def __init__(self, env, rng, log=print):
+        self.env, self.rng, self.log = env, rng, log
+        self.sock = env.path("chaos.sock")
+        self.swap = env.path("swap")
+        self.models = [f"{m}={env.model(m)}" for m in (LLAMA, DEEPSEEK)]
+        self.killed, self.done, self.turn = set(), {}, 0
+        self.daemon = self.start()
+
+    def start(self):
+        return self.env.daemon(self.models, LIMITS, sock=self.sock)
+
+    def worker(self):
+        """Its pid, once it serves and is none that was killed."""
+        def serving():
+            rc, out, _ = self.daemon.ctl("status", "--json")
+            pid = json.loads(out)["worker_pid"] if rc == 0 else 0
+            return pid if pid not in self.killed else 0
+        return wait_for(serving, "a worker that serves")
+
+    # ---- what happens to it ----
+
+    def kill_worker(self):
+        pid = self.worker()
+        self.killed.add(pid)
+        os.kill(pid, signal.SIGKILL)
+
+    def kill_supervisor(self):
+        """The service manager starts it again at once."""
+        os.kill(self.daemon.proc.pid, signal.SIGKILL)
+        self.daemon.proc.wait()
+        self.env.daemons.remove(self.daemon)
+        self.daemon = self.start()
+
+    def dying_client(self):
+        steps = self.env.run(self.env.program("tests/integration/dying"), "steps")[1].split()
+        proc = self.env.spawn(self.env.program("tests/integration/dying"), self.sock, LLAMA, LINEAR,
+                              self.rng.choice(steps), str(self.rng.randrange(3000)),
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        proc.wait(WAIT)
+        self.env.procs.remove(proc)
+
+    def hostile_client(self):
+        command = self.rng.choice((("entries",), ("garbage", str(self.rng.randrange(1 << 30)), "200"), ("words",), ("hello",)))
+        args = command[:1] + ((LLAMA, LINEAR) if command[0] != "hello" else ()) + command[1:]
+        # Its worker may be killed under it: what it says then counts for nothing.
+        self.env.run(self.env.program("tests/integration/hostile"), self.sock, *args)
+
+    def greedy_client(self):
+        self.env.run(self.env.program("tests/integration/limits"), self.sock, "67108864", "64", LLAMA, LINEAR)
+
+    def swap_checkpoint(self):
+        """Another model under a path that is being served: what was loaded goes on, the next load is of the new one."""
+        new = self.env.path(f"swap-{self.turn}")
+        shutil.copytree(self.env.model(self.rng.choice((LLAMA, DEEPSEEK, "layers"))), new)
+        old = self.swap + ".old"
+        if os.path.exists(self.swap):
+            os.rename(self.swap, old)
+        os.rename(new, self.swap)
+        shutil.rmtree(old, ignore_errors=True)
+        # Any of these may meet a worker that has just been killed.
+        self.daemon.ctl(*self.rng.choice((("load", f"{SWAP}={self.swap}"), ("unload", SWAP), ("load", f"{SWAP}={self.swap}"))))
+
+    def event(self):
+        kinds = (self.kill_worker, self.kill_worker, self.kill_supervisor, self.dying_client, self.dying_client,
+                 self.hostile_client, self.hostile_client, self.greedy_client, self.swap_checkpoint, self.swap_checkpoint)
+        if self.turn < 3:  # a short run has the main ones as well
+            kinds = ((self.kill_worker,), (self.kill_supervisor,), (self.hostile_client,))[self.turn]
+        kind = self.rng.choice(kinds)
+        self.turn += 1
+        kind()
+        self.done[kind.__name__] = self.done.get(kind.__name__, 0) + 1
+        time.sleep(self.rng.random() * 0.4)
+
+    # ---- the run ----
+
+    def survivors(self):
+        procs = []
+        for args in SURVIVORS:
+            proc = self.env.spawn(self.env.program("tests/integration/survivor"), self.sock, *args, stdin=subprocess.PIPE,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            line = proc.stdout.readline().strip()
+            check(line == "ready", f"survivor {args}: {line}{'' if line else proc.stderr.read()}")
+            procs.append((args, proc))
+        return procs
+
+    def run(self, seconds):
+        before = self.daemon.settled()
+        procs = self.survivors()
+        until = time.monotonic() + seconds
+        while time.monotonic() < until or self.turn < 3:
+            self.event()
+            for args, proc in procs:
+                check(proc.poll() is None, f"survivor {args} has ended: {proc.stderr.read() if proc.poll() else ''}")
+        self.worker()
+        self.daemon.wait_ready()
+        time.sleep(0.5)
+        results = []
+        for args, proc in procs:
+            out, err = proc.communicate(timeout=2 * WAIT)
+            equal(proc.returncode, 0, f"survivor {args} ({out.strip()} {err.strip()})")
+            results.append(dict(json.loads(out), what=" ".join(args[1:2])))
+        self.daemon.ctl("unload", SWAP)
+        after = self.daemon.settled()
+        equal(after["maps"], before["maps"], "mappings of shared memory at the end")
+        for key in ("fds", "supervisor"):  # by number: each start has a log of its own
+            equal(sum(after[key].values()), sum(before[key].values()), f"descriptors, {key}: {before[key]} {after[key]}")
+        for r in results:
+            check(r["stale"] > 0 and r["reconnects"] > 0, f"a survivor that has noticed nothing: {r}")
+        return results
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--build", default="build")
+    parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    args = parser.parse_args()
+    harness.BACKEND = args.backend
+    print(f"seed {args.seed}", flush=True)
+    env = harness.Env(args.build, args.backend, False, 1)
+    try:
+        chaos = Chaos(env, random.Random(args.seed))
+        results = chaos.run(args.seconds)
+    except Failed as e:
+        print(f"FAILED: {e}{env.logs()}")
+        return 1
+    finally:
+        env.close()
+    print(" ".join(f"{name} {n}" for name, n in sorted(chaos.done.items())))
+    for r in results:
+        print(f"{r['what']:40} {r['requests']:9} requests, {r['stale']} stale, {r['wrong']} wrong, {r['lost']} lost, "
+              f"worst outage {r['worst_ms']:.0f} ms")
+    print(f"median of the worst outages {statistics.median(r['worst_ms'] for r in results):.0f} ms")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
