@@ -4,8 +4,8 @@
  *
  * Kernels see a row's x as fp16 products x * suh, 8 at a time, and hand over y as floats, 4 at a time.
  * Columns at and beyond the logical size are read as zero and not written, unless the row has stored
- * sizes. x and y are 16-byte aligned, and so is every row of x; rows of y and its shards of logical sizes
- * may start at any element (dense rows of an odd width do).
+ * sizes. x and y are 16-byte aligned; their rows, and shards of logical sizes in y, may start at any element
+ * (dense rows of an odd width do). Rows of x that are not 16-byte aligned are read one element at a time.
  */
 #ifndef EXL3_CUDA_ROWS_CUH
 #define EXL3_CUDA_ROWS_CUH
@@ -148,7 +148,7 @@ EXL3_DEV void load_scaled(const row_in &s, uint32_t i, const __half *suh, uint4 
 #pragma unroll
 	for (int c = 0; c < 4; c++)
 		h[c] = *(const uint4 *)(suh + i + 32 * c);
-	if (i + 104 > s.limit) { /* a row's ragged end */
+	if (i + 104 > s.limit || (uintptr_t)s.x & 15) { /* a row's ragged end, or an odd beginning */
 #pragma unroll 1
 		for (int c = 0; c < 4; c++) {
 			const uint32_t at = i + 32 * c;
@@ -204,7 +204,7 @@ EXL3_DEV void load_scaled(const row_in &s, uint32_t i, const __half *suh, float 
 	const uint2 h = *(const uint2 *)(suh + i);
 	uint32_t lo, hi;
 
-	if (i + 4 > s.limit) {
+	if (i + 4 > s.limit || (uintptr_t)s.x & 15) {
 		lo = scale_pair(load_one(s, i), load_one(s, i + 1), h.x);
 		hi = scale_pair(load_one(s, i + 2), load_one(s, i + 3), h.y);
 	} else if (s.dtype == EXL3_F32) {

@@ -134,7 +134,10 @@ int main(int argc, char **argv)
 		check_backend(&ck, ops, threads);
 	}
 	if (!tried) {
-		printf("skipped: no such backend or no device for it\n");
+		const char *why = only && !strcmp(only, "cuda") ? exl3_backend_plugin_error() : NULL;
+
+		printf("skipped: no such backend or no device for it%s%s\n", why ? ": cuda: " : "",
+		       why ? why : "");
 		return 77;
 	}
 	printf("%llu passed, %llu failed\n", (unsigned long long)ck.passed,

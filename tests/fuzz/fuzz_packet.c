@@ -37,7 +37,7 @@ static void set_up(void)
 	must(exl3_config_parse_string("arena-max = 1M\nbackend = cpu\ndevices = cpu:1\n"
 				      "threads = 1\nworkspace = 16M\n", &cfg, NULL) == 0);
 	w.cfg = &cfg;
-	w.control_fd = w.listen_fd = w.signal_fd = w.spare_fd = -1;
+	w.control_fd = w.signal_fd = -1;
 	must(exl3_devices_open(&w.devices, &cfg, &err) == 0 && w.devices.nr == 2);
 	must(exl3_loop_new(&w.loop, NULL) == 0);
 	must(exl3_jobs_new(w.loop, "load", &w.loads, NULL) == 0);
