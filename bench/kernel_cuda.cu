@@ -8,7 +8,7 @@
  * almost empty kernel and (if libcublas is there) bf16 GEMM are measured first; a cell that moves bytes
  * faster than the read rate has a warm cache and fails. Small cells come first, and one is repeated last.
  *
- *       kernel_cuda [--m 1,8] [--shapes 0,1] [--bits 4,6] [--codebooks mcg,mul1] [--kernels A,B]
+ *       kernel_cuda [--m 1,8] [--shapes 0,1] [--bits 4,6] [--codebooks mcg,mul1] [--dtype f16|bf16] [--kernels A,B]
  *                   [--ablate] [--trace] [--all] [--csv FILE] [--replays N] [--no-cublas]
  *
  * --all prints every kernel of a cell, not only the fastest; --ablate leaves parts of the work out
@@ -54,6 +54,8 @@ static const int CALLS_MIN = 4, CALLS_MAX = 64, SHARDS = 2;
 static cudaDeviceProp prop;
 static cudaStream_t stream;
 static uint32_t *pool;
+static uint16_t *dense; /* bf16 weights for cuBLAS, POOL_BYTES */
+static uint8_t dtype = EXL3_F16;
 static char *buffers[2], *ws;
 static size_t buffer_bytes, ws_bytes = 1u << 30;
 static __half *scales;
@@ -120,6 +122,21 @@ __global__ void fill_half(__half *p, size_t n, float magnitude)
 		uint32_t x = (uint32_t)i * 2654435761u;
 
 		p[i] = __float2half((x ^ x >> 15) & 64 ? magnitude : -magnitude);
+	}
+}
+
+/* The same in bf16, magnitudes spread over a factor of four: what a layer's weights and activations are like. Random bits
+ * would do for bytes moved, but a product of them is NaN, which costs the tensor cores so little power that they clock up. */
+__global__ void fill_bf16(uint16_t *p, size_t n, float magnitude)
+{
+	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+	     i += (size_t)gridDim.x * blockDim.x) {
+		uint32_t x = (uint32_t)i * 2654435761u;
+
+		x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15;
+		const float v = magnitude * (0.5f + (float)(x & 0xffff) / 43690.0f);
+
+		p[i] = (uint16_t)(__float_as_uint(x & 0x80000000u ? -v : v) >> 16);
 	}
 }
 
@@ -200,11 +217,15 @@ static double blas_us(const blas &b, uint32_t k, uint32_t n, uint32_t m)
 
 	if (!b.handle || bytes > POOL_BYTES)
 		return NAN;
+	/* Outputs are the next call's inputs: weights of 1/sqrt(k) keep them at unit size. */
+	fill_bf16<<<1024, 256, 0, stream>>>(dense, POOL_BYTES / 2, 0.8f / sqrtf((float)k));
+	for (char *x : buffers)
+		fill_bf16<<<1024, 256, 0, stream>>>((uint16_t *)x, buffer_bytes / 2, 0.8f);
 	/* y[m, n] row-major = columns of n: C[n, m] = W[n, k] (row-major [k, n] read as column-major [n, k]) x. */
 	auto enqueue = [&] {
 		for (int i = 0; i < calls; i++)
 			if (b.gemm(b.handle, 0, 0, (int)n, (int)m, (int)k, &one,
-				   (char *)pool + (i % copies) * bytes, 14, (int)n, buffers[i & 1],
+				   (char *)dense + (i % copies) * bytes, 14, (int)n, buffers[i & 1],
 				   14, (int)std::max(k, n), &zero, buffers[~i & 1], 14,
 				   (int)std::max(k, n), 68, -1))
 				return 1;
@@ -267,7 +288,7 @@ static double run_cell(const exl3_cuda_linear_kernel *kern, const cell &c, bool 
 	a.nr_shards = c.s.shards;
 	a.m = c.m;
 	a.x_stride = a.y_stride = (uint32_t)stride;
-	a.x_dtype = a.y_dtype = EXL3_F16;
+	a.x_dtype = a.y_dtype = dtype;
 	a.stored = true;
 	a.ws = ws;
 	a.ws_bytes = ws_bytes - (64u << 20);
@@ -298,8 +319,12 @@ static double run_cell(const exl3_cuda_linear_kernel *kern, const cell &c, bool 
 	if (c.m * stride > buffer_bytes || !kern->supports(&a) || kern->ws_bytes(&a) > a.ws_bytes)
 		return NAN;
 	/* x of unit size; svh keeps the outputs there. */
-	fill_half<<<256, 256, 0, stream>>>((__half *)buffers[0], buffer_bytes / 2, 1.0f);
-	fill_half<<<256, 256, 0, stream>>>((__half *)buffers[1], buffer_bytes / 2, 1.0f);
+	for (char *x : buffers) {
+		if (dtype == EXL3_F16)
+			fill_half<<<256, 256, 0, stream>>>((__half *)x, buffer_bytes / 2, 1.0f);
+		else
+			fill_bf16<<<256, 256, 0, stream>>>((uint16_t *)x, buffer_bytes / 2, 0.8f);
+	}
 	fill_scales<<<1024, 256, 0, stream>>>(scales, 0.8f / sqrtf((float)c.s.k));
 	const double us = graph_us(calls, [&] {
 		for (int i = 0; i < calls; i++) {
@@ -428,8 +453,8 @@ static double measure(const cell &c, const options &o, const blas &b)
 		const double chain = run_cell(best, c, true, 0),
 			     cublas = blas_us(b, c.s.k, c.s.n, c.m);
 
-		fprintf(o.csv, "%u,%u,%u,%g,%s,f16,%u,%.2f,%.2f,", c.s.k, c.s.n, c.s.shards,
-			c.rate2 / 2.0, codebooks[c.codebook], c.m, best_us, chain);
+		fprintf(o.csv, "%u,%u,%u,%g,%s,%s,%u,%.2f,%.2f,", c.s.k, c.s.n, c.s.shards,
+			c.rate2 / 2.0, codebooks[c.codebook], dtype == EXL3_F16 ? "f16" : "bf16", c.m, best_us, chain);
 		if (!isnan(cublas))
 			fprintf(o.csv, "%.2f", cublas);
 		fprintf(o.csv, ",%s,%.0f,%.1f,%.2f,,\n", best->name,
@@ -473,6 +498,8 @@ int main(int argc, char **argv)
 			cbs = split(val);
 		} else if (opt == "--kernels") {
 			o.kernels = split(val);
+		} else if (opt == "--dtype" && (!strcmp(val, "f16") || !strcmp(val, "bf16"))) {
+			dtype = val[0] == 'f' ? EXL3_F16 : EXL3_BF16;
 		} else if (opt == "--csv") {
 			csv = val;
 		} else if (opt == "--replays") {
@@ -509,6 +536,7 @@ int main(int argc, char **argv)
 	CK(cudaGetDeviceProperties(&prop, 0));
 	CK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
 	CK(cudaMalloc(&pool, POOL_BYTES));
+	CK(cudaMalloc(&dense, POOL_BYTES));
 	buffer_bytes =
 		std::max((size_t)ms.back() * 34816 * 2, (size_t)4096 * 8192 * 2); /* cuBLAS below */
 	CK(cudaMalloc(&buffers[0], buffer_bytes));
