@@ -116,6 +116,10 @@ static void try_free(struct exl3_registered *reg)
 {
 	if (reg->state != EXL3_MODEL_UNLOADING || reg->inflight || reg->job_busy)
 		return;
+	if (reg->asked) {
+		reg->asked = false; /* the answer will find nobody */
+		reg->all->nr_loading--;
+	}
 	reg->dying = exl3_take_ptr(&reg->model);
 	reg->job = (struct exl3_job){.run = run_free, .done = done_free};
 	reg->job_busy = true;
@@ -157,11 +161,90 @@ void exl3_registered_unpin(struct exl3_registered *reg)
 
 /* ---- loading ---- */
 
+static void close_kept(struct exl3_kept_fds *fds)
+{
+	exl3_closep(&fds->manifest);
+	exl3_closep(&fds->slab);
+	exl3_closep(&fds->tensors);
+}
+
+static const struct exl3_kept_fds nothing_kept = {-1, -1, -1};
+
+/* The files are others by now: they count. If they cannot be loaded, what was serving goes on serving. */
+static void load_changed(struct exl3_registered *reg)
+{
+	struct exl3_error err;
+
+	if (exl3_model_load(reg->model) == 0)
+		return;
+	err = reg->model->error;
+	if (err.code == -ECANCELED ||
+	    exl3_model_adopt(reg->model, &reg->kept, reg->adopt_flags | EXL3_ADOPT_ANY_FILES,
+			     &reg->why) < 0) {
+		/* Between the two looks at them they have become useless: the load's reason it is. */
+		reg->model->error = err;
+		atomic_store(&reg->model->state, EXL3_MODEL_FAILED);
+		return;
+	}
+	reg->way = EXL3_MODELS_ADOPTED;
+	reg->why = err;
+}
+
+/* Its outcome is the model's state, the way and, for what was kept, the reason. */
 static void run_load(struct exl3_job *job)
 {
 	struct exl3_registered *reg = (struct exl3_registered *)job;
+	int rc;
 
-	exl3_model_load(reg->model); /* its outcome is the model's state */
+	reg->why.code = 0;
+	reg->way = EXL3_MODELS_FROM_FILES;
+	if (reg->kept.manifest < 0) {
+		exl3_model_load(reg->model);
+		return;
+	}
+	rc = exl3_model_adopt(reg->model, &reg->kept, reg->adopt_flags, &reg->why);
+	if (rc == 0) {
+		reg->why.code = 0;
+		reg->way = EXL3_MODELS_ADOPTED;
+	} else if (rc == -ESTALE) {
+		reg->why.code = rc;
+		load_changed(reg);
+	} else {
+		reg->why.code = rc;
+		reg->way = EXL3_MODELS_REFUSED_KEPT;
+	}
+	close_kept(&reg->kept); /* here: the last one of a file gives all its pages back */
+}
+
+static void log_ready(const struct exl3_registered *reg)
+{
+	const struct exl3_model *model = reg->model;
+	double seconds = (double)(exl3_now_ns() - reg->start_ns) / 1e9;
+
+	if (reg->way == EXL3_MODELS_ADOPTED && reg->why.code)
+		exl3_warn("model %s: the files have changed and are refused: %s; the weights that "
+			  "were serving go on", reg->name, reg->why.text);
+	else if (reg->why.code)
+		exl3_warn("model %s: loaded anew, not adopted: %s", reg->name, reg->why.text);
+	exl3_info("model %s: %s, %u modules, %.1f MiB of weights, %.2f s, fingerprint %s",
+		  reg->name, reg->way == EXL3_MODELS_ADOPTED ? "ready, adopted" : "ready",
+		  model->nr_modules, (double)model->weight_bytes / MIB, seconds,
+		  model->fingerprint);
+	for (uint32_t i = 0; i < model->nr_skipped; i++)
+		exl3_warn("model %s: left out: %s", reg->name, model->skipped[i]);
+}
+
+/* It asks again, once what it was given is gone. */
+static void refuse_kept(struct exl3_registered *reg)
+{
+	struct exl3_models *all = reg->all;
+
+	exl3_warn("model %s: kept weights are not used: %s; loading it from its files", reg->name,
+		  reg->why.text);
+	reg->asked = true;
+	all->nr_loading++;
+	if (all->event)
+		all->event(all->arg, reg, EXL3_MODELS_REFUSED);
 }
 
 static void done_load(struct exl3_job *job)
@@ -169,7 +252,6 @@ static void done_load(struct exl3_job *job)
 	struct exl3_registered *reg = (struct exl3_registered *)job;
 	struct exl3_models *all = reg->all;
 	const struct exl3_model *model = reg->model;
-	double seconds = (double)(exl3_now_ns() - reg->start_ns) / 1e9;
 
 	reg->job_busy = false;
 	all->nr_loading--;
@@ -177,14 +259,13 @@ static void done_load(struct exl3_job *job)
 		try_free(reg);
 		return;
 	}
+	if (reg->way == EXL3_MODELS_REFUSED_KEPT) {
+		refuse_kept(reg);
+		return;
+	}
 	if (atomic_load(&model->state) == EXL3_MODEL_READY) {
 		reg->state = EXL3_MODEL_READY;
-		exl3_info(
-			"model %s: ready, %u modules, %.1f MiB of weights, %.2f s, fingerprint %s",
-			reg->name, model->nr_modules, (double)model->weight_bytes / MIB, seconds,
-			model->fingerprint);
-		for (uint32_t i = 0; i < model->nr_skipped; i++)
-			exl3_warn("model %s: left out: %s", reg->name, model->skipped[i]);
+		log_ready(reg);
 	} else {
 		reg->state = EXL3_MODEL_FAILED;
 		exl3_err("model %s: refused: %s", reg->name, model->error.text);
@@ -193,6 +274,29 @@ static void done_load(struct exl3_job *job)
 		all->event(all->arg, reg,
 			   reg->state == EXL3_MODEL_READY ? EXL3_MODELS_LOADED
 							  : EXL3_MODELS_FAILED);
+}
+
+static void start_load(struct exl3_registered *reg)
+{
+	reg->job = (struct exl3_job){.run = run_load, .done = done_load};
+	reg->job_busy = true;
+	exl3_jobs_add(reg->all->jobs, &reg->job);
+}
+
+void exl3_models_answer(struct exl3_models *all, const char *name, const struct exl3_kept_fds *fds,
+			unsigned flags)
+{
+	struct exl3_registered *reg = exl3_models_find(all, name);
+	struct exl3_kept_fds kept = fds ? *fds : nothing_kept;
+
+	if (!reg || !reg->asked) {
+		close_kept(&kept);
+		return;
+	}
+	reg->asked = false;
+	reg->kept = kept;
+	reg->adopt_flags = flags;
+	start_load(reg);
 }
 
 int exl3_models_load(struct exl3_models *all, const char *name, const char *path,
@@ -233,6 +337,8 @@ int exl3_models_load(struct exl3_models *all, const char *name, const char *path
 		exl3_models_unload(old); /* only the reason of its failure is left of it */
 	reg->state = EXL3_MODEL_LOADING;
 	reg->at_start = at_start;
+	reg->kept = nothing_kept;
+	reg->model->origin = (struct exl3_origin){all->instance, all->generation, !at_start};
 	reg->start_ns = exl3_now_ns();
 	for (p = &all->list; *p; p = &(*p)->next)
 		;
@@ -240,11 +346,14 @@ int exl3_models_load(struct exl3_models *all, const char *name, const char *path
 	all->nr++;
 	if (all->nr_loading++ == 0)
 		exl3_timer_set(all->loop, &all->progress, reg->start_ns + PROGRESS_NS);
-	reg->job = (struct exl3_job){.run = run_load, .done = done_load};
-	reg->job_busy = true;
 	exl3_info("model %s: loading %s onto %s", name, path, device->name);
-	exl3_jobs_add(all->jobs, &reg->job);
 	*ret = reg;
+	if (!all->want) {
+		start_load(reg);
+		return 0;
+	}
+	reg->asked = true;
+	all->want(all->arg, reg);
 	return 0;
 }
 

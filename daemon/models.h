@@ -7,6 +7,10 @@
  *
  *   LOADING -> READY -> UNLOADING -> gone      LOADING -> FAILED -> gone (unload, or a load of that name)
  *   LOADING -> UNLOADING (the load is cancelled) -> gone
+ *
+ * Where somebody keeps weights for later workers, a load begins with a question: want() is called, and
+ * exl3_models_answer() says whether there are some to adopt. Some that cannot be used are reported (REFUSED),
+ * so that they go before the same memory is needed again, and the question stands once more.
  */
 #ifndef EXL3_DAEMON_MODELS_H
 #define EXL3_DAEMON_MODELS_H
@@ -34,9 +38,24 @@ struct exl3_registered {
 	uint64_t start_ns, shown_ns, shown_bytes; /* of the load, for the progress line */
 	bool at_start;                            /* named by the configuration */
 	bool job_busy;
+	bool asked;                /* LOADING: waits for exl3_models_answer() */
+	struct exl3_kept_fds kept; /* owned; what it was answered; the job closes them */
+	unsigned adopt_flags;      /* with them */
+	enum exl3_models_way {
+		EXL3_MODELS_FROM_FILES,
+		EXL3_MODELS_ADOPTED,
+		EXL3_MODELS_REFUSED_KEPT
+	} way;                 /* how the load ended */
+	struct exl3_error why; /* code < 0: why weights were not adopted, or only because a load failed */
 };
 
-enum exl3_models_event { EXL3_MODELS_LOADED, EXL3_MODELS_FAILED, EXL3_MODELS_GONE };
+/* REFUSED: still LOADING; what was kept is not what it should be (reg->why) and is to be dropped. */
+enum exl3_models_event {
+	EXL3_MODELS_LOADED,
+	EXL3_MODELS_FAILED,
+	EXL3_MODELS_REFUSED,
+	EXL3_MODELS_GONE
+};
 
 struct exl3_models {
 	struct exl3_loop *loop; /* borrowed from the worker, as the next */
@@ -46,7 +65,11 @@ struct exl3_models {
 	struct exl3_timer progress;
 	/* Loop thread; GONE: the last call in which @reg may be used. */
 	void (*event)(void *arg, struct exl3_registered *reg, enum exl3_models_event event);
+	/* NULL: every load reads the files. */
+	void (*want)(void *arg, struct exl3_registered *reg);
 	void *arg;
+	uint64_t instance;   /* of this worker, for the manifests */
+	uint32_t generation;
 };
 
 void exl3_models_init(struct exl3_models *all, struct exl3_loop *loop, struct exl3_jobs *jobs);
@@ -59,6 +82,10 @@ struct exl3_registered *exl3_models_find(const struct exl3_models *all, const ch
 int exl3_models_load(struct exl3_models *all, const char *name, const char *path,
 		     const struct exl3_device *device, bool at_start, struct exl3_registered **ret,
 		     struct exl3_error *err);
+/* The answer to want(): @fds (taken in any case) to adopt from, or NULL: there is nothing, read the files.
+ * Nothing happens if no model of that name has asked. @flags: EXL3_ADOPT_VERIFY_ALL. */
+void exl3_models_answer(struct exl3_models *all, const char *name, const struct exl3_kept_fds *fds,
+			unsigned flags);
 /* Starts an unload; nothing happens if it has begun. */
 void exl3_models_unload(struct exl3_registered *reg);
 
