@@ -85,7 +85,7 @@ static int verify_range(struct verify *v, const char *name, bool in_slab, uint64
 			if (rc < 0)
 				return rc;
 			if (check_hash(v, n) < 0)
-				return exl3_errf(err, -EINVAL,
+				return exl3_errf(err, -EBADMSG,
 						 "'%.160s' is not what was loaded, at byte %llu", name,
 						 (unsigned long long)done);
 		}
@@ -131,6 +131,8 @@ static int check_origin(const struct exl3_model *m, const struct exl3_manifest *
 	m->ops->info(m->dev, &info);
 	if (strcmp(man->head.name, m->name) != 0)
 		return exl3_errf(err, -EINVAL, "they are those of model '%.100s'", man->head.name);
+	if (strcmp(man->head.path, m->asked) != 0)
+		return exl3_errf(err, -EINVAL, "they are of %.200s", man->head.path);
 	if (strcmp(man->backend, m->ops->name) != 0 || strcmp(man->head.device, info.uuid) != 0)
 		return exl3_errf(err, -EINVAL, "they are on %s %s, this worker has %s %s",
 				 man->backend, man->head.device, m->ops->name, info.uuid);
@@ -145,8 +147,7 @@ static int check_files(const struct exl3_model *m, const struct exl3_manifest *m
 {
 	/* A link that leads to another folder by now is how checkpoints are exchanged. */
 	if (strcmp(man->path, m->path) != 0)
-		return exl3_errf(err, -ESTALE, "they are of %.200s, the model is %.200s", man->path,
-				 m->path);
+		return exl3_errf(err, -ESTALE, "%.200s led to %.200s", m->asked, man->path);
 	return exl3_manifest_check_files(man, err);
 }
 

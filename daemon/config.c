@@ -85,6 +85,8 @@ static const struct key keys[] = {
 	 "channels of one client"},
 	{"clients-max", KEY_UINT, AT(clients_max), "256", 1, 65536, NULL, true,
 	 "connected clients"},
+	{"adopt", KEY_ENUM, AT(adopt), "sample", 0, 0, "sample|verify|never", true,
+	 "weights that are loaded already serve a new worker: after some hashes, after all, or never"},
 	{"log-level", KEY_ENUM, AT(log_level), "info", 0, 0, "error|warning|info|debug", true,
 	 "what is logged"},
 	{"drain-timeout", KEY_UINT, AT(drain_timeout_s), "30", 0, 86400, NULL, true,

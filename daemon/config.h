@@ -59,6 +59,7 @@ struct exl3_config {
 	uint64_t queue_depth, merge_max;
 	uint64_t drain_timeout_s, restart_limit, restart_window_s;
 	bool deterministic;
+	char *adopt; /* owned; sample, verify or never */
 
 	struct exl3_config_model *models; /* owned array */
 	size_t nr_models;

@@ -32,6 +32,8 @@
 /* A message that did not fit into the socket yet. */
 struct exl3_domain_packet {
 	struct exl3_domain_packet *next;
+	int fds[EXL3_FDS_MAX]; /* owned */
+	unsigned nr_fds;
 	size_t bytes;
 	_Alignas(struct exl3_sup_msg) char data[];
 };
@@ -137,13 +139,20 @@ static int hand_on(struct exl3_domain *d)
 	return 0;
 }
 
+static void packet_free(struct exl3_domain *d, struct exl3_domain_packet *p)
+{
+	for (unsigned i = 0; i < p->nr_fds; i++)
+		exl3_loop_close(d->all->loop, &p->fds[i]);
+	free(p);
+}
+
 static void out_drop(struct exl3_domain *d)
 {
 	struct exl3_domain_packet *p;
 
 	while ((p = d->out)) {
 		d->out = p->next;
-		free(p);
+		packet_free(d, p);
 	}
 	d->out_tail = &d->out;
 	d->nr_out = 0;
@@ -158,15 +167,15 @@ static void flush(struct exl3_domain *d)
 	if (d->control_fd < 0)
 		return;
 	while (rc == 0 && (p = d->out)) {
-		rc = exl3_frame_send(d->control_fd, p->data, p->bytes, NULL, 0, EXL3_FRAME_NOWAIT,
-				     NULL);
+		rc = exl3_frame_send(d->control_fd, p->data, p->bytes, p->fds, p->nr_fds,
+				     EXL3_FRAME_NOWAIT, NULL);
 		if (rc < 0)
 			break;
 		d->out = p->next;
 		if (!d->out)
 			d->out_tail = &d->out;
 		d->nr_out--;
-		free(p);
+		packet_free(d, p);
 	}
 	while (rc == 0 && d->waiting && d->state == EXL3_DOMAIN_SERVING)
 		rc = hand_on(d);
@@ -229,6 +238,12 @@ void exl3_domain_connected(struct exl3_domain *d, int fd)
 bool exl3_domain_tell(struct exl3_domain *d, enum exl3_sup_type type, unsigned flags,
 		      const char *text)
 {
+	return exl3_domain_send(d, type, flags, text, NULL, 0);
+}
+
+bool exl3_domain_send(struct exl3_domain *d, enum exl3_sup_type type, unsigned flags,
+		      const char *text, const int *fds, unsigned nr_fds)
+{
 	const size_t head = offsetof(struct exl3_sup_msg, text);
 	size_t len = strlen(text ? text : "");
 	struct exl3_domain_packet *p;
@@ -250,6 +265,13 @@ bool exl3_domain_tell(struct exl3_domain *d, enum exl3_sup_type type, unsigned f
 	msg->instance = d->all->instance;
 	msg->interval_ns = d->all->beat_ns;
 	memcpy(p->data + head, text ? text : "", len);
+	for (; p->nr_fds < nr_fds; p->nr_fds++) {
+		p->fds[p->nr_fds] = fcntl(fds[p->nr_fds], F_DUPFD_CLOEXEC, 3);
+		if (p->fds[p->nr_fds] < 0) {
+			packet_free(d, p);
+			return false;
+		}
+	}
 	*d->out_tail = p;
 	d->out_tail = &p->next;
 	d->nr_out++;
@@ -273,8 +295,7 @@ static void hang_up(struct exl3_domain *d)
 	out_drop(d);
 }
 
-static void hear(struct exl3_domain *d, const struct exl3_sup_msg *msg, const int *fds,
-		 unsigned nr_fds)
+static void hear(struct exl3_domain *d, const struct exl3_sup_msg *msg, int *fds, unsigned nr_fds)
 {
 	d->heard_ns = exl3_now_ns();
 	if (msg->type == EXL3_SUP_OPEN && d->state == EXL3_DOMAIN_STARTING) {

@@ -43,7 +43,7 @@ struct exl3_domains {
 	uint64_t instance, beat_ns;
 	bool several; /* more than one: messages name the domain */
 	/* A worker says something; descriptors are the callee's. */
-	void (*message)(struct exl3_domain *d, const struct exl3_sup_msg *msg, const int *fds,
+	void (*message)(struct exl3_domain *d, const struct exl3_sup_msg *msg, int *fds,
 			unsigned nr_fds);
 	/* Its state has changed. */
 	void (*changed)(struct exl3_domain *d);
@@ -85,6 +85,9 @@ void exl3_domain_connected(struct exl3_domain *d, int fd);
 /* To the worker; false: there is none, or it has not read for long. */
 bool exl3_domain_tell(struct exl3_domain *d, enum exl3_sup_type type, unsigned flags,
 		      const char *text);
+/* The same with descriptors: @nr_fds of them, at most EXL3_FDS_MAX; stay the caller's. */
+bool exl3_domain_send(struct exl3_domain *d, enum exl3_sup_type type, unsigned flags,
+		      const char *text, const int *fds, unsigned nr_fds);
 /* Accepted requests finish, then the worker ends; the second time it is killed. */
 void exl3_domain_drain(struct exl3_domain *d);
 /* waitpid() has returned d->worker. */

@@ -3,12 +3,14 @@
 #include "daemon/listen.h"
 
 #include "daemon/config.h"
+#include "daemon/keep.h"
 #include "daemon/log.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/socket.h>
@@ -20,10 +22,23 @@
 #define BACKLOG   128
 #define ORPHAN_NS 2000000000ull /* in which a worker without a supervisor has left */
 
-static int inherit(struct exl3_listener *l, int nr, struct exl3_error *err)
+/* Those of systemd's store are not ours to look at. Number of sockets, @fd is the first. */
+static int count_sockets(int *fd)
 {
-	int fd = SD_LISTEN_FDS_START;
+	char **names = NULL;
+	int nr = sd_listen_fds_with_names(1, &names), sockets = 0;
 
+	for (int i = 0; i < nr; i++) {
+		if (!exl3_keep_is_ours(names[i]) && sockets++ == 0)
+			*fd = SD_LISTEN_FDS_START + i;
+		free(names[i]);
+	}
+	free(names);
+	return sockets;
+}
+
+static int inherit(struct exl3_listener *l, int nr, int fd, struct exl3_error *err)
+{
 	if (nr != 1)
 		return exl3_errf(err, -EINVAL, "systemd passed %d sockets, one is wanted", nr);
 	if (sd_is_socket_unix(fd, SOCK_SEQPACKET, 1, NULL, 0) <= 0)
@@ -154,13 +169,13 @@ static int make(struct exl3_listener *l, struct exl3_error *err)
 int exl3_listener_open(const char *path, struct exl3_listener *ret, struct exl3_error *err)
 {
 	struct exl3_listener l = {.fd = -1, .lock_fd = -1};
-	int nr = sd_listen_fds(1), rc;
+	int fd = -1, nr = count_sockets(&fd), rc;
 
 	if (strlen(path) >= sizeof(l.path))
 		return exl3_errf(err, -ENAMETOOLONG, "socket path '%s' is too long", path);
 	snprintf(l.path, sizeof(l.path), "%s", path);
 	snprintf(l.lock, sizeof(l.lock), "%s.lock", l.path);
-	rc = nr > 0 ? inherit(&l, nr, err) : make(&l, err);
+	rc = nr > 0 ? inherit(&l, nr, fd, err) : make(&l, err);
 	if (rc < 0) {
 		exl3_closep(&l.fd);
 		exl3_closep(&l.lock_fd);

@@ -17,7 +17,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-_Static_assert(sizeof(struct exl3_manifest_head) == 8 + 4 * 2 + 8 * 4 + 4 * 2 + 16 + 64 + 513 + 7,
+_Static_assert(sizeof(struct exl3_manifest_head) == 8 + 4 * 2 + 8 * 4 + 4 * 2 + 16 + 64 + 513 + 4096 + 7,
 	       "the head has no gaps that would hold anything");
 
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL)
@@ -190,8 +190,11 @@ int exl3_manifest_peek(int fd, struct exl3_manifest_head *ret, struct exl3_error
 		return exl3_errf(err, -EINVAL, "manifest: %u slabs", h.nr_slabs);
 	if (h.by_client > 1)
 		return exl3_errf(err, -EINVAL, "manifest: by_client is %u", h.by_client);
-	if (!memchr(h.device, 0, sizeof(h.device)) || !memchr(h.name, 0, sizeof(h.name)))
+	if (!memchr(h.device, 0, sizeof(h.device)) || !memchr(h.name, 0, sizeof(h.name)) ||
+	    !memchr(h.path, 0, sizeof(h.path)))
 		return exl3_errf(err, -EINVAL, "manifest: a name without an end");
+	if (h.path[0] != '/')
+		return exl3_errf(err, -EINVAL, "manifest: its path is not absolute");
 	if (exl3_config_check_name(h.name, err) < 0)
 		return exl3_err_prefix(err, "manifest");
 	*ret = h;

@@ -36,6 +36,7 @@ struct exl3_manifest_head {
 	uint8_t hash[EXL3_PIECE_HASH];
 	char device[64]; /* exl3_dev_info.uuid; ends with a zero, as the next two */
 	char name[EXL3_NAME_MAX + 1];
+	char path[4096]; /* the checkpoint as the configuration or a client named it; absolute */
 	char padding[7];
 };
 
@@ -48,7 +49,7 @@ struct exl3_manifest_file {
 
 struct exl3_manifest {
 	struct exl3_manifest_head head;
-	char *path; /* owned, as everything below; absolute */
+	char *path; /* owned, as everything below; where head.path really led */
 	char fingerprint[33];
 	char backend[16], driver[64];
 	uint64_t data_bytes; /* of all tensors of the checkpoint */

@@ -10,6 +10,7 @@
 #include "daemon/domain.h"
 #include "daemon/listen.h"
 #include "daemon/log.h"
+#include "daemon/share.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -41,6 +42,7 @@ struct supervisor {
 	struct exl3_domains all;
 	struct exl3_domain domains[EXL3_DOMAINS_MAX]; /* "default", then as in cfg->domains at the start */
 	uint32_t nr_domains;
+	struct exl3_share share;
 	uint64_t watchdog_ns;
 	sigset_t old_mask;
 	int status;
@@ -203,11 +205,13 @@ static void on_changed(struct exl3_domain *d)
 		tell_systemd_status(s);
 }
 
-static void on_message(struct exl3_domain *d, const struct exl3_sup_msg *msg, const int *fds,
+static void on_message(struct exl3_domain *d, const struct exl3_sup_msg *msg, int *fds,
 		       unsigned nr_fds)
 {
 	struct supervisor *s = d->all->arg;
 
+	if (exl3_share_message(&s->share, d, msg, fds, nr_fds))
+		nr_fds = msg->type == EXL3_SUP_KEEP ? 0 : nr_fds;
 	switch (msg->type) {
 	case EXL3_SUP_READY:
 		check_ready(s);
@@ -226,6 +230,7 @@ static void on_message(struct exl3_domain *d, const struct exl3_sup_msg *msg, co
 		break;
 	case EXL3_SUP_REMOVED:
 		exl3_config_remove_model(s->cfg, msg->text);
+		exl3_share_removed(&s->share, msg->text);
 		tell_others(s, d, EXL3_SUP_UNLOAD, msg->text);
 		break;
 	case EXL3_SUP_DRAINING:
@@ -237,11 +242,8 @@ static void on_message(struct exl3_domain *d, const struct exl3_sup_msg *msg, co
 	default:
 		break;
 	}
-	for (unsigned i = 0; i < nr_fds; i++) {
-		int fd = fds[i];
-
-		exl3_loop_close(s->loop, &fd);
-	}
+	for (unsigned i = 0; i < nr_fds; i++)
+		exl3_loop_close(s->loop, &fds[i]);
 }
 
 /* ---- signals ---- */
@@ -253,8 +255,10 @@ static void reap(struct supervisor *s)
 
 	while ((pid = waitpid(-1, &wstatus, WNOHANG)) > 0) {
 		for (uint32_t i = 0; i < s->nr_domains; i++) {
-			if (s->domains[i].worker == pid)
-				exl3_domain_ended(&s->domains[i], wstatus);
+			if (s->domains[i].worker != pid)
+				continue;
+			exl3_domain_ended(&s->domains[i], wstatus);
+			exl3_share_ended(&s->share, &s->domains[i]);
 		}
 	}
 }
@@ -462,6 +466,9 @@ static int start(struct supervisor *s, struct exl3_error *err)
 	s->listen_timer.fn = on_listen_again;
 	s->beat.fn = on_beat;
 	s->listen_timer.arg = s->beat.arg = s;
+	exl3_share_init(&s->share, s->cfg, s->domains, &s->nr_domains, s->loop);
+	exl3_keep_inherit(&s->share.keep);
+	exl3_keep_settle(&s->share.keep, s->cfg);
 	exl3_domain_init(&s->domains[s->nr_domains++], &s->all, EXL3_DOMAIN_DEFAULT);
 	for (size_t i = 0; i < s->cfg->nr_domains; i++)
 		exl3_domain_init(&s->domains[s->nr_domains++], &s->all, s->cfg->domains[i].name);
@@ -485,6 +492,7 @@ static void finish(struct supervisor *s)
 		exl3_domain_fini(&s->domains[i]);
 	}
 	exl3_listener_close(&s->listener);
+	exl3_share_fini(&s->share);
 	if (s->loop) {
 		exl3_timer_cancel(s->loop, &s->listen_timer);
 		exl3_timer_cancel(s->loop, &s->beat);

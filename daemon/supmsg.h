@@ -33,6 +33,9 @@ enum exl3_sup_type {
 	EXL3_SUP_CLIENT, /* one descriptor: a client that has connected */
 	EXL3_SUP_LOAD,   /* text NAME=DIR: another domain has loaded it */
 	EXL3_SUP_UNLOAD, /* text NAME: another domain was told to */
+	EXL3_SUP_KEPT,   /* text NAME; descriptors: manifest, slab and, if it has one, tensor file: adopt
+			    them; flag VERIFY_ALL */
+	EXL3_SUP_ALONE,  /* text NAME: nothing is kept of it: read its files */
 	/* from the worker */
 	EXL3_SUP_OPEN,    /* its loop turns: clients may come */
 	EXL3_SUP_READY,   /* all models of the start are loaded */
@@ -42,10 +45,18 @@ enum exl3_sup_type {
 	EXL3_SUP_LOADED,  /* text NAME: one that was ADDED is ready */
 	EXL3_SUP_FAILED,  /* text NAME: one that was ADDED, or came with LOAD, is not */
 	EXL3_SUP_REMOVED, /* text NAME: a client unloads it */
-	EXL3_SUP_DRAINING /* a client asks for the end of the daemon */
+	EXL3_SUP_DRAINING, /* a client asks for the end of the daemon */
+	EXL3_SUP_WANT,     /* text NAME: about to load it; KEPT or ALONE is the answer, maybe after another
+			      worker's load */
+	EXL3_SUP_KEEP,     /* text NAME, descriptors as for KEPT: it is loaded, keep them for others */
+	EXL3_SUP_ADOPTED,  /* text NAME: KEPT ones are in use */
+	EXL3_SUP_USELESS,  /* text NAME: KEPT ones were refused, drop them; also a WANT; flag DAMAGED */
+	EXL3_SUP_OVER      /* text NAME: its load is over and there is nothing to keep */
 };
 
-#define EXL3_SUP_BY_CLIENT (1u << 0)
+#define EXL3_SUP_BY_CLIENT  (1u << 0)
+#define EXL3_SUP_VERIFY_ALL (1u << 1) /* hash all of it, not samples */
+#define EXL3_SUP_DAMAGED    (1u << 2) /* a hash is wrong: whoever else uses them has wrong weights too */
 
 struct exl3_sup_msg {
 	uint32_t type;

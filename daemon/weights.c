@@ -23,13 +23,13 @@
 
 /* ---- life ---- */
 
-/* Absolute, for listings; the directory itself may come later. Owned by the caller, or NULL. */
+/* Owned by the caller, or NULL. */
 static char *absolute(const char *path)
 {
-	char *real = realpath(path, NULL), *cwd, *joined = NULL;
+	char *cwd, *joined = NULL;
 
-	if (real || path[0] == '/')
-		return real ? real : strdup(path);
+	if (path[0] == '/')
+		return strdup(path);
 	cwd = getcwd(NULL, 0);
 	if (cwd && asprintf(&joined, "%s/%s", cwd, path) < 0)
 		joined = NULL;
@@ -53,9 +53,12 @@ int exl3_model_new(const char *name, const char *path, const struct exl3_backend
 	atomic_store(&m->refs, 1);
 	atomic_store(&m->state, EXL3_MODEL_NEW);
 	m->name = strdup(name);
-	m->path = absolute(path);
+	m->asked = absolute(path);
+	m->path = realpath(path, NULL); /* for listings; the directory itself may come later */
+	if (!m->path)
+		m->path = absolute(path);
 	m->model_type = strdup("");
-	if (!m->name || !m->path || !m->model_type) {
+	if (!m->name || !m->path || !m->asked || !m->model_type) {
 		exl3_model_put(m);
 		return exl3_errf(err, -ENOMEM, "out of memory");
 	}
@@ -94,6 +97,7 @@ struct exl3_model *exl3_model_put(struct exl3_model *m)
 	exl3_model_unload_parts(m);
 	free(m->name);
 	free(m->path);
+	free(m->asked);
 	free(m->model_type);
 	free(m);
 	return NULL;
@@ -227,6 +231,7 @@ static void write_manifest(struct exl3_model *m, const struct exl3_plan *plan)
 		return; /* nobody else could map it */
 	m->ops->info(m->dev, &info);
 	snprintf(man.head.name, sizeof(man.head.name), "%s", m->name);
+	snprintf(man.head.path, sizeof(man.head.path), "%s", m->asked);
 	snprintf(man.head.device, sizeof(man.head.device), "%s", info.uuid);
 	snprintf(man.driver, sizeof(man.driver), "%s", info.driver);
 	snprintf(man.backend, sizeof(man.backend), "%s", m->ops->name);

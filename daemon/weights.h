@@ -84,7 +84,8 @@ struct exl3_origin {
 };
 
 struct exl3_model {
-	char *name, *path, *model_type; /* owned */
+	char *name, *path, *model_type; /* owned; path: without links, if it was there at the start */
+	char *asked;                    /* owned; the path as it was given, made absolute */
 	_Atomic int state;              /* enum exl3_model_state */
 	struct exl3_error error;        /* set before FAILED */
 	char fingerprint[33];           /* 128 bits, hexadecimal; set before READY */
@@ -137,8 +138,8 @@ struct exl3_kept_fds {
  * @model: from exl3_model_new(), or FAILED; on success READY, else NEW again with nothing in it.
  * @fds:   stay the caller's.
  * Nothing in them is trusted: seals, sizes, tables, device, driver and hashes (samples, or all) must agree.
- * Errors: -ESTALE (they are sound, but the checkpoint's files are others by now), or another one with the
- * reason why they cannot be used; then a load is what remains. Loader thread. adopt.c
+ * Errors: -ESTALE (they are sound, but the checkpoint's files are others by now), -EBADMSG (a hash is wrong),
+ * or another one with the reason why they cannot be used; then a load is what remains. Loader thread. adopt.c
  */
 int exl3_model_adopt(struct exl3_model *model, const struct exl3_kept_fds *fds, unsigned flags,
 		     struct exl3_error *err);

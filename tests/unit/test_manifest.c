@@ -287,7 +287,7 @@ static void any_byte(void **state)
 
 /* What a broken or foreign program could have written, with a hash that is right. */
 enum change {
-	PATH, PATH_RELATIVE, FINGERPRINT, BACKEND, DEVICE, DRIVER, NAME, NAME_BAD,
+	PATH, PATH_RELATIVE, ASKED, ASKED_RELATIVE, FINGERPRINT, BACKEND, DEVICE, DRIVER, NAME, NAME_BAD,
 	FILE_BYTES, FILE_MTIME, FILE_NS, FILE_INODE, FILE_DEV, FILE_NAME, FILE_SLASH, FILE_LESS,
 	CONFIG_SIZES, CONFIG_LIST, M_K, M_N, M_K_ZERO, M_HUGE, M_KLOG, M_NLOG, M_RATE, M_CODEBOOK,
 	M_HALF, M_BIAS, M_BIAS_GONE, M_TRELLIS, M_SUH, M_SVH, M_BIAS_OFF, M_NAME, M_ORDER, M_TWICE,
@@ -300,7 +300,9 @@ static const struct {
 	int want;
 	const char *say;
 } outcome[CHANGES] = {
-	[PATH] = {-ESTALE, "they are of /elsewhere"},
+	[PATH] = {-ESTALE, "led to /elsewhere"},
+	[ASKED] = {-EINVAL, "they are of /elsewhere"},
+	[ASKED_RELATIVE] = {-EINVAL, "not absolute"},
 	[PATH_RELATIVE] = {-EINVAL, "no path"},
 	[FINGERPRINT] = {-EINVAL, "fingerprint"},
 	[BACKEND] = {-EINVAL, "this worker has cpu"},
@@ -348,9 +350,9 @@ static const struct {
 	[T_WRAP] = {-EINVAL, "too large"},
 	[T_LESS] = {-EINVAL, "pieces where"},
 	[SLAB_BYTES] = {-EINVAL, "bytes where its tables make"},
-	[PIECE] = {-EINVAL, "is not what was loaded"},
+	[PIECE] = {-EBADMSG, "is not what was loaded"},
 	[PIECES] = {-EINVAL, "pieces where"},
-	[PIECE_ORDER] = {-EINVAL, "is not what was loaded"},
+	[PIECE_ORDER] = {-EBADMSG, "is not what was loaded"},
 };
 
 static void set_text(char **at, const char *text)
@@ -441,6 +443,8 @@ static void change(struct exl3_manifest *man, int what)
 	change_file(man, what);
 	switch (what) {
 	case PATH: set_text(&man->path, "/elsewhere"); break;
+	case ASKED: strcpy(man->head.path, "/elsewhere"); break;
+	case ASKED_RELATIVE: strcpy(man->head.path, "here"); break;
 	case PATH_RELATIVE: set_text(&man->path, "here"); break;
 	case FINGERPRINT: man->fingerprint[7] = 'x'; break;
 	case BACKEND: strcpy(man->backend, "cuda"); break;
@@ -551,7 +555,7 @@ static void descriptors(void **state)
 	for (size_t i = 1; i < r.m->weight_bytes; i += bytes / 9) {
 		p[i] ^= 16;
 		fds.slab = memfd_of(p, bytes, ALL_SEALS);
-		refused(&r, "m", &fds, 0, -EINVAL, "is not what was loaded");
+		refused(&r, "m", &fds, 0, -EBADMSG, "is not what was loaded");
 		close(fds.slab);
 		p[i] ^= 16;
 	}
@@ -567,7 +571,7 @@ static void descriptors(void **state)
 	close(fds.tensors);
 	p[100000] ^= 1;
 	fds.tensors = memfd_of(p, bytes, ALL_SEALS);
-	refused(&r, "m", &fds, 0, -EINVAL, "'model.embed_tokens.weight' is not what was loaded");
+	refused(&r, "m", &fds, 0, -EBADMSG, "'model.embed_tokens.weight' is not what was loaded");
 	close(fds.tensors);
 	fds.tensors = memfd_of(p, bytes - 64, ALL_SEALS);
 	refused(&r, "m", &fds, 0, -EINVAL, "bytes instead of");
@@ -655,7 +659,7 @@ static void samples(void **state)
 	if (found < tries / 20 || found > tries / 2)
 		fail_msg("a bad piece was found %u times out of %u", found, tries);
 	again = new_model(dev, "m", dir);
-	assert_int_equal(exl3_model_adopt(again, &fds, EXL3_ADOPT_VERIFY_ALL, &err), -EINVAL);
+	assert_int_equal(exl3_model_adopt(again, &fds, EXL3_ADOPT_VERIFY_ALL, &err), -EBADMSG);
 	exl3_model_put(again);
 	close(fds.slab);
 	exl3_model_put(m);
