@@ -273,16 +273,16 @@ static const struct exl3_config_model *configured(const struct exl3_config *cfg,
 static bool settle(const struct exl3_keep_set *set, struct exl3_config *cfg)
 {
 	const struct exl3_config_model *m = configured(cfg, set->head.name);
-	char spec[sizeof(set->head.name) + sizeof(set->head.path) + 64];
+	char spec[sizeof(set->head.name) + sizeof(set->head.path) + 128];
 	struct exl3_error err;
 
 	if (m)
 		return true; /* another path, another device: the worker sees that */
 	if (!set->head.by_client)
 		return false;
-	/* With a device, so that nothing in the path is taken for one. */
-	snprintf(spec, sizeof(spec), "%s=%s,device=%s", set->head.name, set->head.path,
-		 cfg->device ? cfg->device : "0");
+	snprintf(spec, sizeof(spec), "%s=%s,device=%s%s", set->head.name, set->head.path,
+		 strncmp(set->head.device, "GPU-", 4) == 0 ? "cuda:" : "cpu",
+		 strncmp(set->head.device, "GPU-", 4) == 0 ? set->head.device : "");
 	return exl3_config_add_model(cfg, spec, true, &err) == 0;
 }
 
