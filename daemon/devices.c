@@ -295,6 +295,8 @@ const struct exl3_device *exl3_devices_for_arenas(const struct exl3_devices *all
 void *exl3_devices_address(const struct exl3_device *dev, const struct exl3_device *maker,
 			   const struct exl3_arena *arena)
 {
+	if (arena->device) /* or imported: it is in that device's memory */
+		return dev == maker ? arena->dev_ptr : NULL;
 	if (dev->ops == maker->ops)
 		return arena->dev_ptr;
 	return is_cpu(dev->ops) ? arena->host_ptr : NULL;

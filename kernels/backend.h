@@ -180,7 +180,7 @@ struct exl3_slab {
 /* Memory that a client maps too. */
 struct exl3_arena {
 	struct exl3_dev *dev;
-	void *dev_ptr;  /* what kernels use, on every device of this backend */
+	void *dev_ptr;  /* what kernels use; in host memory: on every device of this backend */
 	void *host_ptr; /* daemon's own mapping, or NULL */
 	size_t bytes;
 	int fd;         /* owned; sent to the client; -1: imported */

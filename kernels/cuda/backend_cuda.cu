@@ -24,6 +24,17 @@
 #define LOOK_ERRORS_NS   2000000ull /* a driver call to see whether the device is well */
 #define SLEEP_AFTER_NS   500000ull  /* a launch that takes longer is looked at every 20 us */
 
+/*
+ * All kernels are loaded when a device is opened. Lazily, each would be at its first launch, which waits until
+ * the kernels that run have ended (tests/gpu/facts/eager.cu): a client's new shape would stop everybody.
+ * The driver reads this when it is initialised, so it is said when the plugin is opened, whatever the
+ * environment says; the worker has one thread then.
+ */
+__attribute__((constructor)) static void load_kernels_at_start(void)
+{
+	setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+}
+
 static int cuda_probe(struct exl3_error *err)
 {
 	int n = 0;
