@@ -3,6 +3,7 @@
  * load.c - how long a model takes from the page cache to the device, beside reading and copying it.
  *
  *       load [--mib N] [--dir DIR] [--backend NAME] [--repeat N] [-o FILE]
+ *       load [--mib N] --make FOLDER     only make the checkpoint, for other measurements
  *
  * Makes a checkpoint of N MiB (4-bit matrices of an 8-billion-parameter model, and an embedding) in a
  * new folder under DIR (default $TMPDIR, else /tmp), reads it once, then measures in turn, and
@@ -31,7 +32,7 @@
 
 struct options {
 	uint64_t bytes;
-	const char *dir, *backend, *output;
+	const char *dir, *backend, *output, *make;
 	int repeat;
 };
 
@@ -275,7 +276,8 @@ static struct options parse(int argc, char **argv)
 	static const struct option longs[] = {
 		{"mib", required_argument, NULL, 'm'},     {"dir", required_argument, NULL, 'd'},
 		{"backend", required_argument, NULL, 'b'}, {"repeat", required_argument, NULL, 'r'},
-		{"output", required_argument, NULL, 'o'},  {0},
+		{"output", required_argument, NULL, 'o'},  {"make", required_argument, NULL, 'M'},
+		{0},
 	};
 	struct options o = {.bytes = 1024ull * MIB, .backend = "cpu", .repeat = 5};
 	int c;
@@ -292,6 +294,8 @@ static struct options parse(int argc, char **argv)
 			o.repeat = atoi(optarg);
 		else if (c == 'o')
 			o.output = optarg;
+		else if (c == 'M')
+			o.make = optarg;
 		else
 			exit(2);
 	}
@@ -314,6 +318,11 @@ int main(int argc, char **argv)
 	char machine[128];
 	uint64_t bytes;
 
+	if (o.make) {
+		snprintf(folder, sizeof(folder), "%s", o.make);
+		make_checkpoint(o.bytes);
+		return 0;
+	}
 	if (!ops) {
 		fprintf(stderr, "load: no backend '%s' in this build\n", o.backend);
 		return 2;
