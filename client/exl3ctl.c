@@ -77,6 +77,7 @@ static const struct verb {
 	{"tensors", "MODEL", 1, 1, G_JSON, ctl_tensors, "unquantized tensors"},
 	{"resolve", "MODEL NAME", 2, 2, G_JSON, ctl_resolve, "how a name is matched, step by step"},
 	{"ps", "", 0, 0, G_JSON, ctl_ps, "clients and what they hold"},
+	{"events", "", 0, 0, G_JSON, ctl_events, "what happened to the fault domains, and why"},
 	{"top", "", 0, 0, G_TOP, ctl_top, "rates, until Ctrl-C [--interval SECONDS] [--count N]"},
 	{"kernels", "", 0, 0, G_JSON | G_DEVICE, ctl_kernels,
 	 "kernels for run --kernel [--device D]"},

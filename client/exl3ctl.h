@@ -67,6 +67,7 @@ int ctl_models(struct ctl *c);
 int ctl_modules(struct ctl *c);
 int ctl_tensors(struct ctl *c);
 int ctl_ps(struct ctl *c);
+int ctl_events(struct ctl *c);
 int ctl_kernels(struct ctl *c);
 int ctl_top(struct ctl *c);
 int ctl_load(struct ctl *c);

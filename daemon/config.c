@@ -95,6 +95,11 @@ static const struct key keys[] = {
 	 "restarts of the worker within restart-window before the daemon gives up"},
 	{"restart-window", KEY_UINT, AT(restart_window_s), "60", 1, 86400, NULL, false,
 	 "seconds, see restart-limit"},
+	{"launch-timeout", KEY_UINT, AT(launch_timeout_s), "10", 0, 86400, NULL, true,
+	 "seconds that a launch may take beyond what its size explains, then the device is given up; "
+	 "0: for ever"},
+	{"hang-timeout", KEY_UINT, AT(hang_timeout_s), "30", 0, 86400, NULL, false,
+	 "seconds that a worker may say nothing, then it is killed; 0: for ever"},
 };
 
 #define NR_KEYS (sizeof(keys) / sizeof(keys[0]))

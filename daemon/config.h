@@ -58,6 +58,7 @@ struct exl3_config {
 	uint64_t channels_max, clients_max;
 	uint64_t queue_depth, merge_max;
 	uint64_t drain_timeout_s, restart_limit, restart_window_s;
+	uint64_t launch_timeout_s, hang_timeout_s;
 	bool deterministic;
 	char *adopt; /* owned; sample, verify or never */
 

@@ -66,6 +66,7 @@ int exl3_verb_unload(struct exl3_call *c);
 int exl3_verb_drain(struct exl3_call *c);
 int exl3_verb_status(struct exl3_call *c);
 int exl3_verb_ps(struct exl3_call *c);
+int exl3_verb_list_events(struct exl3_call *c); /* control_events.c */
 int exl3_verb_list_kernels(struct exl3_call *c);
 
 /* Fills in what is known about a model; at most @skipped_max of what was left out. */

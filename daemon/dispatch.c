@@ -312,6 +312,7 @@ static void complete(struct exl3_lane *lane, struct exl3_launch *l, int result, 
 {
 	uint32_t nr = l->nr;
 
+	exl3_lane_ended(lane, l);
 	if (result == 0)
 		learn(lane, l, exec_ns);
 	exl3_sched_done(&lane->sched, l->items, nr);
@@ -357,6 +358,7 @@ static int launch(struct exl3_lane *lane, struct exl3_sched_item *const *items, 
 		lane->free = l;
 		return rc;
 	}
+	exl3_lane_launched(lane, l);
 	if (rc < 0)
 		complete(lane, l, rc, 0);
 	return 0;
@@ -403,7 +405,8 @@ static void device_failed(struct exl3_lane *lane, int code)
 		return;
 	lane->lost = true;
 	errno = -code;
-	exl3_err("the device is lost (%m): running requests fail, new ones are refused");
+	exl3_errf(&lane->d->lost, code, "device %u is lost (%m)", (unsigned)(lane - lane->d->lanes));
+	exl3_err("%s: running requests fail, new ones are refused", lane->d->lost.text);
 	fail_queued(lane);
 	/* "All work failed": nothing of it comes back through poll(). */
 	for (uint32_t i = 0; i < lane->sched.launches_max; i++) {
@@ -420,6 +423,8 @@ static bool poll_device(struct exl3_lane *lane)
 
 	if (!lane->sched.launches)
 		return false;
+	if (exl3_fault("dispatch.hang"))
+		return exl3_lane_overdue(lane);
 	n = exl3_fault("dispatch.poll") ? -EIO : lane->ops->poll(lane->dev, done, EXL3_DONE_MAX);
 	if (n < 0) {
 		device_failed(lane, n);
@@ -427,7 +432,7 @@ static bool poll_device(struct exl3_lane *lane)
 	}
 	for (int i = 0; i < n; i++)
 		complete(lane, done[i].tag, done[i].result, done[i].exec_ns);
-	return n > 0;
+	return n > 0 || exl3_lane_overdue(lane);
 }
 
 static bool expire(struct exl3_sched *sched, uint64_t now_ns)
@@ -449,8 +454,10 @@ static bool expire(struct exl3_sched *sched, uint64_t now_ns)
 
 bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns)
 {
-	bool any = exl3_channels_turn(d, now_ns);
+	bool any;
 
+	exl3_lanes_turn(d, now_ns);
+	any = exl3_channels_turn(d, now_ns);
 	for (uint32_t i = 0; i < d->nr_lanes; i++) {
 		any |= poll_device(&d->lanes[i]);
 		any |= expire(&d->lanes[i].sched, now_ns);
@@ -476,7 +483,9 @@ bool exl3_dispatch_may_sleep(struct exl3_dispatch *d, uint64_t now_ns, uint64_t 
 	/* Polled channels arm themselves when their spin budget is used up. */
 	if (d->polled.head || d->dirty)
 		return false;
-	*until_ns = d->held.next_deadline;
+	*until_ns = exl3_lanes_until(d, now_ns);
+	if (d->held.next_deadline < *until_ns)
+		*until_ns = d->held.next_deadline;
 	for (uint32_t i = 0; i < d->nr_lanes; i++) {
 		const struct exl3_lane *lane = &d->lanes[i];
 
@@ -526,6 +535,8 @@ int exl3_dispatch_new(const struct exl3_dispatch_options *opt, struct exl3_dispa
 	d->muted_timer.fn = exl3_channels_on_muted;
 	d->muted_timer.arg = d;
 	d->chunk_ns = opt->chunk_ns;
+	d->slack_ns = opt->slack_ns;
+	d->turn_ns = exl3_now_ns();
 	exl3_sched_init(&d->held, 0, 1, EXL3_M_MAX);
 	*ret = d;
 	return 0;
@@ -582,6 +593,11 @@ void exl3_dispatch_set_spin(struct exl3_dispatch *d, uint64_t spin_ns)
 	d->spin_ns = spin_ns;
 }
 
+void exl3_dispatch_set_slack(struct exl3_dispatch *d, uint64_t slack_ns)
+{
+	d->slack_ns = slack_ns;
+}
+
 void exl3_dispatch_set_chunk(struct exl3_dispatch *d, uint64_t chunk_ns)
 {
 	d->chunk_ns = chunk_ns;
@@ -608,13 +624,11 @@ const struct exl3_counters *exl3_dispatch_counters(const struct exl3_dispatch *d
 	return &d->counters;
 }
 
-bool exl3_dispatch_lost(const struct exl3_dispatch *d)
+bool exl3_dispatch_lost(const struct exl3_dispatch *d, const char **why)
 {
-	for (uint32_t i = 0; i < d->nr_lanes; i++) {
-		if (d->lanes[i].lost)
-			return true;
-	}
-	return false;
+	if (why)
+		*why = d->lost.text;
+	return d->lost.code < 0;
 }
 
 uint32_t exl3_dispatch_channels(const struct exl3_dispatch *d)

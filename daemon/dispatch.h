@@ -40,6 +40,7 @@ struct exl3_dispatch_options {
 	uint32_t queue_depth, merge_max;
 	uint64_t spin_ns;
 	uint64_t chunk_ns; /* see exl3_dispatch_set_chunk() */
+	uint64_t slack_ns; /* see exl3_dispatch_set_slack() */
 	bool deterministic;
 };
 
@@ -59,13 +60,17 @@ void exl3_dispatch_set_spin(struct exl3_dispatch *d, uint64_t spin_ns);
 /* What one launch should take of the device's time at most: longer requests run in slices of their rows, and
  * no more than that is handed to the device ahead. 0: no limit. */
 void exl3_dispatch_set_chunk(struct exl3_dispatch *d, uint64_t chunk_ns);
+/* How long a launch may take beyond what its size explains, then the device is lost. 0: for ever. */
+void exl3_dispatch_set_slack(struct exl3_dispatch *d, uint64_t slack_ns);
 /* From now on new requests complete with -ESHUTDOWN; accepted ones finish. */
 void exl3_dispatch_drain(struct exl3_dispatch *d);
 /* Is anything accepted and not complete? */
 bool exl3_dispatch_busy(const struct exl3_dispatch *d);
 
-/* Has a device failed? Every request for it was answered with -EIO; only another process can go on. */
-bool exl3_dispatch_lost(const struct exl3_dispatch *d);
+/* Has a device failed (every request for it was answered with -EIO), or does a launch never end (what runs
+ * stays unanswered, the device may still write to it)? Only another process can go on. @why: NULL, or it is
+ * set to a sentence. */
+bool exl3_dispatch_lost(const struct exl3_dispatch *d, const char **why);
 
 /* One turn: rings, launches, completions. True: something was done. */
 bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns);

@@ -38,6 +38,7 @@ struct exl3_launch {
 	uint64_t skipped[EXL3_LAUNCH_ITEMS_MAX];
 	struct exl3_sched_item *items[EXL3_LAUNCH_ITEMS_MAX];
 	uint32_t nr;              /* items; 0: free */
+	uint64_t bound_ns;        /* it ends within, or never */
 	struct exl3_launch *next; /* in lane->free */
 };
 
@@ -92,6 +93,10 @@ struct exl3_lane {
 	struct exl3_watch *watch;
 	uint32_t nr_kernels;
 	bool spin_beside, lost;
+	/* of watchdog.c */
+	uint32_t nr_watched;
+	uint64_t moved_ns;  /* when a launch ended last, or the first of those that run began */
+	uint64_t bounds_ns; /* of those that run */
 };
 
 struct exl3_dispatch {
@@ -104,6 +109,9 @@ struct exl3_dispatch {
 	struct exl3_timer muted_timer;
 	uint32_t queue_depth, merge_max;
 	uint64_t spin_ns, last_ns;
+	uint64_t turn_ns;  /* of the loop, now */
+	uint64_t slack_ns; /* beyond a launch's bound; 0: no launch is overdue */
+	struct exl3_error lost; /* code < 0: why a device cannot be used any more */
 	uint64_t chunk_ns; /* of the device, that one launch should take at most; 0: no limit */
 	uint64_t syscalls;    /* made to wake clients */
 	uint32_t nr_channels; /* not freed yet */
@@ -127,6 +135,16 @@ void exl3_slice_plan(struct exl3_request *req, struct exl3_pace *pace, uint64_t 
 void exl3_slice_operands(const struct exl3_request *req, struct exl3_launch *l, uint32_t i);
 /* A launch with a slice of it has ended. True: another one follows, to be planned. */
 bool exl3_slice_ended(struct exl3_request *req, int result, uint64_t skipped, uint64_t exec_ns);
+
+/* watchdog.c: a launch was handed to the device; it has ended. */
+void exl3_lane_launched(struct exl3_lane *lane, struct exl3_launch *l);
+void exl3_lane_ended(struct exl3_lane *lane, struct exl3_launch *l);
+/* A turn of the loop begins. */
+void exl3_lanes_turn(struct exl3_dispatch *d, uint64_t now_ns);
+/* True: a launch does not end; d->lost says which. */
+bool exl3_lane_overdue(struct exl3_lane *lane);
+/* When the loop must look again. */
+uint64_t exl3_lanes_until(const struct exl3_dispatch *d, uint64_t now_ns);
 
 /* dispatch.c: one copied entry of a channel; posts completions, queues requests. */
 void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe);

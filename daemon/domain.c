@@ -25,6 +25,7 @@
 #define REST_NS        100000000ull  /* until the next try to hand on a client */
 #define OUT_MAX        4096u         /* messages that a worker may leave unread */
 #define MESSAGES_MAX   64            /* of one worker per turn of the loop */
+#define START_NS       120000000000ull /* until a worker's loop must turn; a driver may take long */
 
 /* Exit status, unlike 1 for what a new start would meet again: systemd's unit tells them apart. */
 #define GAVE_UP 3
@@ -50,7 +51,7 @@ static const char *label(const struct exl3_domain *d)
 	static char text[2][EXL3_DOMAIN_NAME_MAX + 16];
 	static unsigned turn;
 
-	if (!d->all->several)
+	if (d->all->nr <= 1)
 		return "";
 	snprintf(text[turn %= 2], sizeof(text[0]), "domain %s: ", d->name);
 	return text[turn++];
@@ -60,6 +61,23 @@ static void set_state(struct exl3_domain *d, enum exl3_domain_state state)
 {
 	d->state = state;
 	d->all->changed(d);
+}
+
+/* ---- events ---- */
+
+void exl3_domain_event(struct exl3_domain *d, const char *kind, const char *fmt, ...)
+{
+	char text[EXL3_EVENT_TEXT_MAX], line[EXL3_EVENT_LINE_MAX];
+	const struct exl3_event *e;
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof(text), fmt, ap);
+	va_end(ap);
+	e = exl3_events_add(&d->all->events, d->name, d->generation, kind, "%s", text);
+	exl3_event_format(e, line);
+	for (uint32_t i = 0; i < d->all->nr; i++)
+		exl3_domain_tell(&d->all->list[i], EXL3_SUP_EVENT, 0, line);
 }
 
 /* ---- clients that wait ---- */
@@ -288,6 +306,8 @@ void exl3_domains_model_spec(const struct exl3_domains *all, const struct exl3_c
 				    : "0");
 }
 
+static void hear_all(struct exl3_domain *d, bool all);
+
 static void hang_up(struct exl3_domain *d)
 {
 	d->watch = exl3_watch_drop(d->all->loop, d->watch);
@@ -295,14 +315,58 @@ static void hang_up(struct exl3_domain *d)
 	out_drop(d);
 }
 
+/* How long the worker may say nothing; 0: for ever. While it starts it says nothing at all. */
+static uint64_t silence_ns(const struct exl3_domain *d)
+{
+	uint64_t ns = d->all->cfg->hang_timeout_s * 1000000000u;
+
+	if (d->state == EXL3_DOMAIN_STARTING && ns)
+		return 4 * ns > START_NS ? 4 * ns : START_NS;
+	return ns;
+}
+
+static void listen_for(struct exl3_domain *d)
+{
+	if (d->worker && silence_ns(d))
+		exl3_timer_set(d->all->loop, &d->silence, d->heard_ns + silence_ns(d));
+	else
+		exl3_timer_cancel(d->all->loop, &d->silence);
+}
+
+static void on_silence(void *arg)
+{
+	struct exl3_domain *d = arg;
+	uint64_t now = exl3_now_ns();
+
+	if (!d->worker)
+		return;
+	/* What it has said may not have been read yet. */
+	if (now - d->heard_ns >= silence_ns(d))
+		hear_all(d, true);
+	if (now - d->heard_ns >= silence_ns(d) && now >= d->heard_ns) {
+		snprintf(d->reason, sizeof(d->reason),
+			 "its loop has not turned for %llu s (hang-timeout)",
+			 (unsigned long long)(silence_ns(d) / 1000000000u));
+		exl3_err("%sworker %d hangs: %s; it is killed", label(d), (int)d->worker,
+			 d->reason);
+		kill(d->worker, SIGKILL);
+		d->heard_ns = now; /* once more, should it not go */
+	}
+	listen_for(d);
+}
+
 static void hear(struct exl3_domain *d, const struct exl3_sup_msg *msg, int *fds, unsigned nr_fds)
 {
 	d->heard_ns = exl3_now_ns();
 	if (msg->type == EXL3_SUP_OPEN && d->state == EXL3_DOMAIN_STARTING) {
 		set_state(d, EXL3_DOMAIN_SERVING);
+		listen_for(d);
 		flush(d);
 	} else if (msg->type == EXL3_SUP_READY) {
 		d->ready = true;
+		exl3_domain_event(d, "ready", "worker %d has its models", (int)d->worker);
+	} else if (msg->type == EXL3_SUP_REASON) {
+		snprintf(d->reason, sizeof(d->reason), "%.255s", msg->text);
 	} else if (msg->type == EXL3_SUP_STATUS) {
 		snprintf(d->says, sizeof(d->says), "%.255s", msg->text);
 	}
@@ -371,6 +435,11 @@ static void greet(struct exl3_domain *d)
 	char text[EXL3_SUP_TEXT_MAX];
 
 	exl3_domain_tell(d, EXL3_SUP_HELLO, 0, d->name);
+	for (const struct exl3_event *e = exl3_events_from(&d->all->events, 0); e;
+	     e = exl3_events_from(&d->all->events, e->id + 1)) {
+		exl3_event_format(e, text);
+		exl3_domain_tell(d, EXL3_SUP_EVENT, 0, text);
+	}
 	for (size_t i = 0; exl3_config_setting(cfg, &i, text, sizeof(text));)
 		exl3_domain_tell(d, EXL3_SUP_KEY, 0, text);
 	for (size_t i = 0; i < cfg->nr_models; i++) {
@@ -406,8 +475,11 @@ int exl3_domain_start(struct exl3_domain *d, struct exl3_error *err)
 	d->worker = pid;
 	d->generation++;
 	d->heard_ns = exl3_now_ns();
+	d->reason[0] = 0;
 	set_state(d, EXL3_DOMAIN_STARTING);
+	listen_for(d);
 	greet(d);
+	exl3_domain_event(d, "started", "worker %d", (int)pid);
 	return 0;
 }
 
@@ -425,6 +497,8 @@ static void back_off(struct exl3_domain *d)
 	if (d->restarts >= cfg->restart_limit) {
 		exl3_err("%sthe worker died %u times within %llu s: giving up", label(d),
 			 d->restarts + 1, (unsigned long long)cfg->restart_window_s);
+		exl3_domain_event(d, "given-up", "its worker died %u times within %llu s",
+				  d->restarts + 1, (unsigned long long)cfg->restart_window_s);
 		d->status = GAVE_UP;
 		set_state(d, EXL3_DOMAIN_FAILED);
 		waiting_refuse_all(d);
@@ -450,6 +524,23 @@ static void end(struct exl3_domain *d, int status)
 	set_patience(d);
 }
 
+/* For the log and the events. */
+static void tell_end(struct exl3_domain *d, pid_t pid, int wstatus)
+{
+	char how[96];
+
+	if (WIFSIGNALED(wstatus))
+		snprintf(how, sizeof(how), "was killed by signal %d (%s)", WTERMSIG(wstatus),
+			 strsignal(WTERMSIG(wstatus)));
+	else
+		snprintf(how, sizeof(how), "ended with status %d", WEXITSTATUS(wstatus));
+	if (!WIFEXITED(wstatus) || (WEXITSTATUS(wstatus) && WEXITSTATUS(wstatus) != EXL3_WORKER_REFUSED))
+		exl3_err("%sworker %d %s%s%s", label(d), (int)pid, how, d->reason[0] ? ": " : "",
+			 d->reason);
+	exl3_domain_event(d, WIFEXITED(wstatus) && !WEXITSTATUS(wstatus) ? "ended" : "died",
+			  "worker %d %s%s%s", (int)pid, how, d->reason[0] ? ": " : "", d->reason);
+}
+
 void exl3_domain_ended(struct exl3_domain *d, int wstatus)
 {
 	pid_t pid = d->worker;
@@ -458,21 +549,13 @@ void exl3_domain_ended(struct exl3_domain *d, int wstatus)
 	hang_up(d);
 	d->worker = 0;
 	exl3_timer_cancel(d->all->loop, &d->timer);
-	if (WIFEXITED(wstatus) && WEXITSTATUS(wstatus) == 0) {
+	exl3_timer_cancel(d->all->loop, &d->silence);
+	tell_end(d, pid, wstatus);
+	if (WIFEXITED(wstatus) && WEXITSTATUS(wstatus) == 0)
 		end(d, 0); /* drained */
-		return;
-	}
-	if (WIFEXITED(wstatus) && WEXITSTATUS(wstatus) == EXL3_WORKER_REFUSED) {
+	else if (WIFEXITED(wstatus) && WEXITSTATUS(wstatus) == EXL3_WORKER_REFUSED)
 		end(d, 1); /* the worker has said why */
-		return;
-	}
-	if (WIFSIGNALED(wstatus))
-		exl3_err("%sworker %d was killed by signal %d (%s)", label(d), (int)pid,
-			 WTERMSIG(wstatus), strsignal(WTERMSIG(wstatus)));
-	else
-		exl3_err("%sworker %d ended with status %d", label(d), (int)pid,
-			 WEXITSTATUS(wstatus));
-	if (d->draining)
+	else if (d->draining)
 		end(d, 1);
 	else
 		back_off(d);
@@ -542,6 +625,8 @@ void exl3_domain_init(struct exl3_domain *d, struct exl3_domains *all, const cha
 	d->timer.arg = d;
 	d->patience.fn = on_patience;
 	d->patience.arg = d;
+	d->silence.fn = on_silence;
+	d->silence.arg = d;
 }
 
 void exl3_domain_fini(struct exl3_domain *d)
@@ -549,5 +634,6 @@ void exl3_domain_fini(struct exl3_domain *d)
 	waiting_refuse_all(d);
 	exl3_timer_cancel(d->all->loop, &d->timer);
 	exl3_timer_cancel(d->all->loop, &d->patience);
+	exl3_timer_cancel(d->all->loop, &d->silence);
 	hang_up(d);
 }

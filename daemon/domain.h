@@ -15,6 +15,7 @@
 #define EXL3_DAEMON_DOMAIN_H
 
 #include "daemon/config.h"
+#include "daemon/events.h"
 #include "daemon/loop.h"
 #include "daemon/supmsg.h"
 
@@ -41,7 +42,9 @@ struct exl3_domains {
 	const char *program;           /* argv[0] of a worker */
 	const sigset_t *worker_mask;
 	uint64_t instance, beat_ns;
-	bool several; /* more than one: messages name the domain */
+	struct exl3_domain *list; /* all of them */
+	uint32_t nr;
+	struct exl3_events events;
 	/* A worker says something; descriptors are the callee's. */
 	void (*message)(struct exl3_domain *d, const struct exl3_sup_msg *msg, int *fds,
 			unsigned nr_fds);
@@ -66,12 +69,14 @@ struct exl3_domain {
 	struct exl3_watch *watch;
 	struct exl3_timer timer;    /* BACKOFF: start it; draining: kill it */
 	struct exl3_timer patience; /* the first that waits has waited too long; or: try again */
+	struct exl3_timer silence;  /* the worker has said nothing for so long that it must hang */
 	uint64_t window_start_ns;
 	uint32_t restarts; /* in the window */
 	struct exl3_domain_packet *out, **out_tail;
 	struct exl3_domain_client *waiting, **waiting_tail;
 	uint32_t nr_out, nr_waiting;
-	char says[256]; /* the worker's last STATUS */
+	char says[256];   /* the worker's last STATUS */
+	char reason[256]; /* why the worker ends, if somebody knows */
 };
 
 void exl3_domain_init(struct exl3_domain *d, struct exl3_domains *all, const char *name);
@@ -95,6 +100,9 @@ void exl3_domain_ended(struct exl3_domain *d, int wstatus);
 /* One that FAILED gets another chance. */
 void exl3_domain_retry(struct exl3_domain *d);
 
+/* Something has happened: kept, and every worker is told. @kind: one word. */
+void exl3_domain_event(struct exl3_domain *d, const char *kind, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
 /* Answers a connection that nobody will serve and closes it; takes @fd. */
 void exl3_domains_refuse(const struct exl3_domains *all, int fd, int code, const char *fmt, ...)
 	__attribute__((format(printf, 4, 5)));

@@ -62,8 +62,8 @@ static void tell_systemd_status(const struct supervisor *s)
 		if (!d->says[0] || len >= sizeof(text))
 			continue;
 		len += (size_t)snprintf(text + len, sizeof(text) - len, "%s%s%s%s",
-					len ? "; " : "", s->all.several ? d->name : "",
-					s->all.several ? ": " : "", d->says);
+					len ? "; " : "", s->all.nr > 1 ? d->name : "",
+					s->all.nr > 1 ? ": " : "", d->says);
 	}
 	if (len)
 		sd_notifyf(0, "STATUS=%s", text);
@@ -147,16 +147,16 @@ static void model_loaded(struct supervisor *s, const struct exl3_domain *d, cons
 }
 
 /* Not to be tried again; unless others have it. */
-static void model_failed(struct supervisor *s, const struct exl3_domain *d, const char *name)
+static void model_failed(struct supervisor *s, struct exl3_domain *d, const char *name)
 {
 	const struct exl3_config_model *m = find_model(s, name);
 
 	if (!m)
 		return;
-	if (m->asked == d || !s->all.several)
+	if (m->asked == d || s->all.nr <= 1)
 		exl3_config_remove_model(s->cfg, name);
 	else
-		exl3_warn("domain %s: model %s is missing there", d->name, name);
+		exl3_domain_event(d, "model", "model %s could not be loaded here", name);
 }
 
 /* ---- end ---- */
@@ -458,8 +458,10 @@ static int start(struct supervisor *s, struct exl3_error *err)
 	s->all.cfg = s->cfg;
 	s->all.program = s->argv[0];
 	s->all.worker_mask = &s->old_mask;
-	s->all.beat_ns = s->watchdog_ns / 4;
-	s->all.several = s->cfg->nr_domains > 0;
+	s->all.beat_ns = s->cfg->hang_timeout_s * 1000000000u / 4;
+	if (s->watchdog_ns && (!s->all.beat_ns || s->all.beat_ns > s->watchdog_ns / 4))
+		s->all.beat_ns = s->watchdog_ns / 4;
+	s->all.list = s->domains;
 	s->all.message = on_message;
 	s->all.changed = on_changed;
 	s->all.arg = s;
@@ -472,6 +474,7 @@ static int start(struct supervisor *s, struct exl3_error *err)
 	exl3_domain_init(&s->domains[s->nr_domains++], &s->all, EXL3_DOMAIN_DEFAULT);
 	for (size_t i = 0; i < s->cfg->nr_domains; i++)
 		exl3_domain_init(&s->domains[s->nr_domains++], &s->all, s->cfg->domains[i].name);
+	s->all.nr = s->nr_domains;
 	if (exl3_watch_add(s->loop, s->signal_fd, POLLIN, EXL3_WATCH_LEVEL, on_signals, s,
 			   &s->signal_watch) < 0 ||
 	    exl3_watch_add(s->loop, s->listener.fd, POLLIN, EXL3_WATCH_LEVEL, on_listen, s,

@@ -36,6 +36,7 @@ enum exl3_sup_type {
 	EXL3_SUP_KEPT,   /* text NAME; descriptors: manifest, slab and, if it has one, tensor file: adopt
 			    them; flag VERIFY_ALL */
 	EXL3_SUP_ALONE,  /* text NAME: nothing is kept of it: read its files */
+	EXL3_SUP_EVENT,  /* text of exl3_event_format(); also at the start, after HELLO */
 	/* from the worker */
 	EXL3_SUP_OPEN,    /* its loop turns: clients may come */
 	EXL3_SUP_READY,   /* all models of the start are loaded */
@@ -51,7 +52,8 @@ enum exl3_sup_type {
 	EXL3_SUP_KEEP,     /* text NAME, descriptors as for KEPT: it is loaded, keep them for others */
 	EXL3_SUP_ADOPTED,  /* text NAME: KEPT ones are in use */
 	EXL3_SUP_USELESS,  /* text NAME: KEPT ones were refused, drop them; also a WANT; flag DAMAGED */
-	EXL3_SUP_OVER      /* text NAME: its load is over and there is nothing to keep */
+	EXL3_SUP_OVER,     /* text NAME: its load is over and there is nothing to keep */
+	EXL3_SUP_REASON    /* text: why it is about to end */
 };
 
 #define EXL3_SUP_BY_CLIENT  (1u << 0)

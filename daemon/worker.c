@@ -210,6 +210,7 @@ static void reload_go(struct exl3_worker *w)
 	exl3_config_reload(w->cfg, w->fresh);
 	exl3_log_set_level(exl3_config_log_level(w->cfg));
 	exl3_dispatch_set_spin(w->dispatch, w->cfg->spin_us * 1000);
+	exl3_dispatch_set_slack(w->dispatch, w->cfg->launch_timeout_s * 1000000000u);
 	exl3_dispatch_set_chunk(w->dispatch, w->cfg->chunk_us * 1000);
 	for (size_t i = 0; i < w->fresh->nr_models && !w->draining; i++) {
 		const struct exl3_config_model *m = &w->fresh->models[i];
@@ -313,6 +314,14 @@ static void follow_unload(struct exl3_worker *w, const char *name)
 		exl3_models_unload(reg);
 }
 
+static void take_event(struct exl3_worker *w, const char *line)
+{
+	struct exl3_event event;
+
+	if (exl3_event_parse(line, &event) < 0 || exl3_events_put(&w->events, &event) < 0)
+		exl3_dbg("not an event: %s", line);
+}
+
 static void on_message(struct exl3_worker *w, const struct exl3_sup_msg *msg, int *fds,
 		       unsigned nr_fds)
 {
@@ -335,6 +344,9 @@ static void on_message(struct exl3_worker *w, const struct exl3_sup_msg *msg, in
 		break;
 	case EXL3_SUP_UNLOAD:
 		follow_unload(w, msg->text);
+		break;
+	case EXL3_SUP_EVENT:
+		take_event(w, msg->text);
 		break;
 	case EXL3_SUP_DRAIN:
 		exl3_worker_drain(w, "asked by the supervisor");
@@ -456,6 +468,9 @@ static int meet_supervisor(struct exl3_worker *w, struct exl3_error *err)
 			snprintf(w->domain, sizeof(w->domain), "%.*s", (int)EXL3_DOMAIN_NAME_MAX,
 				 msg.text);
 			break;
+		case EXL3_SUP_EVENT:
+			take_event(w, msg.text);
+			break;
 		case EXL3_SUP_KEY:
 			rc = exl3_config_set(w->cfg, msg.text, err);
 			break;
@@ -525,6 +540,7 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 		.merge_max = (uint32_t)w->cfg->merge_max,
 		.spin_ns = w->cfg->spin_us * 1000,
 		.chunk_ns = w->cfg->chunk_us * 1000,
+		.slack_ns = w->cfg->launch_timeout_s * 1000000000u,
 		.deterministic = w->cfg->deterministic,
 	};
 	rc = exl3_dispatch_new(&opt, &w->dispatch, err);
@@ -563,12 +579,15 @@ static void serve(struct exl3_worker *w)
 	while (!w->stop) {
 		uint64_t now = exl3_now_ns(), until;
 		bool any = exl3_loop_poll(w->loop, now) > 0;
+		const char *why;
 
 		any |= exl3_dispatch_turn(w->dispatch, now);
-		if (exl3_dispatch_lost(w->dispatch)) {
+		if (exl3_dispatch_lost(w->dispatch, &why)) {
 			/* Its memory is not to be touched any more, not even to free it; a new process
-			 * starts with a new context. Clients have their -EIO and connect again. */
+			 * starts with a new context. Clients have their -EIO, or see our end, and connect
+			 * again. */
 			exl3_err("leaving, so that another worker can take over");
+			exl3_worker_tell(w, EXL3_SUP_REASON, why);
 			_exit(1);
 		}
 		if (any)

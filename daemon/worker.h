@@ -6,6 +6,7 @@
 #include "daemon/config.h"
 #include "daemon/devices.h"
 #include "daemon/dispatch.h"
+#include "daemon/events.h"
 #include "daemon/jobs.h"
 #include "daemon/loop.h"
 #include "daemon/models.h"
@@ -37,6 +38,7 @@ struct exl3_worker {
 	uint32_t generation; /* of the domain */
 	pid_t supervisor;
 	uint64_t start_ns, beat_ns;
+	struct exl3_events events; /* of all domains, as the supervisor tells them */
 	bool ready;    /* told the supervisor */
 	bool draining; /* accepted requests finish, then stop */
 	bool stop;

@@ -119,6 +119,11 @@ def test_one_dies_the_other_does_not_notice(env):
     wait_for(lambda: set(names(d, **AS_BATCH).values()) == {"ready"}, "its models")
     equal(one_request(env, d, **AS_BATCH)[0], 0, "a request in batch")
     equal(status(d, **AS_BATCH)["generation"], 4, "generation of batch")
+    # Who may administer sees what happened to all, others what happened to theirs.
+    kinds = [e["kind"] for e in d.json("events")["events"] if e["domain"] == "batch"]
+    equal(kinds.count("died"), 3, f"deaths in {kinds}")
+    check("given-up" in kinds and kinds.index("given-up") > kinds.index("died"), f"events of batch: {kinds}")
+    equal({e["domain"] for e in json.loads(d.ctl_ok("events", "--json", **AS_BATCH))["events"]}, {"batch"}, "what batch sees")
     equal(d.stop(), 0, "status after SIGTERM")
 
 
@@ -171,6 +176,17 @@ def test_clients_wait_for_the_worker(env):
         equal(json.loads(out)["generation"], 6, "generation that served it")
 
 
+def settled_fds(d):
+    """Of the supervisor, when it has closed what it has handed on."""
+    until, last = time.monotonic() + WAIT, None
+    while True:
+        now = d.fds(d.proc.pid)
+        if now == last or time.monotonic() > until:
+            return now
+        last = now
+        time.sleep(0.2)
+
+
 def connect(d):
     s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     s.connect(d.sock)  # waits while the daemon is busy with those before it
@@ -184,8 +200,8 @@ def test_a_worker_that_does_not_read(env):
     os.chmod(env.tmp, 0o711)
     d = env.daemon(("layers",), ["--domain", "mine=0", "--clients-max", "2000"])  # this process is alone in it
     before = status(d, **AS_BATCH)
-    held = d.fds(d.proc.pid)
     pid = d.worker_pid()
+    held = settled_fds(d)
     os.kill(pid, signal.SIGSTOP)
     socks, refused = [], 0
     for _ in range(1200):  # what its socket takes, what waits, and some more
@@ -206,7 +222,7 @@ def test_a_worker_that_does_not_read(env):
         s.close()
     wait_for(lambda: d.ctl("status")[0] == 0, "the domain")
     equal(d.worker_pid(), pid, "its worker")
-    wait_for(lambda: d.fds(d.proc.pid) == held, "descriptors of the supervisor")
+    equal(settled_fds(d), held, "descriptors of the supervisor")
 
 
 def test_reload_moves_users(env):

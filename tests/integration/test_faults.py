@@ -2,6 +2,8 @@
 """Allocations and system calls of the daemon that fail on purpose (daemon/fault.h): one request fails, nothing else."""
 import json
 import os
+import signal
+import time
 
 import exl3ref as ref
 from harness import MODELS, check, equal, wait_for
@@ -90,7 +92,64 @@ def test_lost_device(env):
     rc, err = one_request(env, d)
     equal(rc, 3, f"status of the request that met it ({err.strip()})")
     wait_for(lambda: "generation 2" in d.log(), "second worker")
-    check("the device is lost" in d.log(), f"the log does not say so: {d.log()}")
+    check("device 0 is lost" in d.log(), f"the log does not say so: {d.log()}")
+    wait_for(lambda: any(e["kind"] == "died" and "device 0 is lost" in e["text"] for e in events(d)), "the event")
+    equal(d.stop(), 0, "status after SIGTERM")
+
+
+def events(d):
+    return d.json("events")["events"]
+
+
+def test_a_launch_that_never_ends(env):
+    """Its client gets no result but the end of the connection; the next worker serves, and events say why."""
+    d = env.daemon((LAYERS,), args=("--launch-timeout", "1"), environ={"EXL3_FAULT": "dispatch.hang:1:0"}, wait=False)
+    wait_for(lambda: " serves on " in d.log(), "worker that serves")
+    start = time.monotonic()
+    rc, err = one_request(env, d)
+    took = time.monotonic() - start
+    equal(rc, 5, f"status of the request that never ended ({err.strip()})")
+    check(0.9 < took < 20, f"it took {took:.1f} s")
+    wait_for(lambda: "generation 2" in d.log(), "second worker")
+    d.wait_ready()
+    died = [e for e in events(d) if e["kind"] == "died"]
+    equal(len(died), 1, f"deaths in {events(d)}")
+    check("a launch does not end" in died[0]["text"], f"the event does not say why: {died}")
+    equal((died[0]["domain"], died[0]["generation"]), ("default", 1), "whose")
+    equal(d.stop(), 0, "status after SIGTERM")
+
+
+def test_a_loop_that_hangs(env):
+    """A worker that says nothing for too long is killed and followed by another, with or without systemd."""
+    d = env.daemon((LAYERS,), args=("--hang-timeout", "1"))
+    pid = d.worker_pid()
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: "generation 2" in d.log(), "second worker")
+    d.wait_ready()
+    check(f"worker {pid} hangs" in d.log(), f"the log does not say so: {d.log()[-600:]}")
+    check(any("hang-timeout" in e["text"] for e in events(d) if e["kind"] == "died"), f"events: {events(d)}")
+    equal(one_request(env, d)[0], 0, "status of a request")
+    time.sleep(3)  # one that is well stays
+    check("generation 3" not in d.log(), f"a worker that was well was killed: {d.log()[-600:]}")
+    equal(d.stop(), 0, "status after SIGTERM")
+
+
+def test_events(env):
+    """What happened, in order, also before the worker that answers was there; the text for people too."""
+    d = env.daemon((LAYERS,), args=("--restart-limit", "1000"))
+    for n in (1, 2):
+        os.kill(d.worker_pid(), signal.SIGKILL)
+        wait_for(lambda n=n: f"generation {n + 1}" in d.log(), "next worker")
+        d.wait_ready()
+    wait_for(lambda: sum(e["kind"] == "ready" for e in events(d)) == 3, "the last event")
+    seen = [(e["generation"], e["kind"]) for e in events(d)]
+    equal(seen, [(g, k) for g in (1, 2, 3) for k in ("started", "ready", "died")][:-1], "events")
+    ids = [e["id"] for e in events(d)]
+    equal(ids, sorted(set(ids)), "their numbers")
+    now = time.time() * 1000
+    check(all(now - 600000 < e["time_ms"] <= now + 1000 for e in events(d)), f"their times: {events(d)}")
+    text = d.ctl_ok("events")
+    equal(text.count("killed by signal 9"), 2, f"deaths in {text}")
     equal(d.stop(), 0, "status after SIGTERM")
 
 

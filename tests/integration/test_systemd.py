@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 
 from harness import WAIT, check, equal, wait_for
 
@@ -53,6 +54,23 @@ def test_watchdog(env):
     env.daemon(environ={"NOTIFY_SOCKET": notify.path, "WATCHDOG_USEC": "1000000"}, wait=False)
     notify.wait("READY=1")
     notify.wait("WATCHDOG=1")
+
+
+def test_watchdog_of_a_hanging_worker(env):
+    """No WATCHDOG=1 while a worker says nothing; again once there is one that does."""
+    notify = Notify(env)
+    d = env.daemon(args=["--hang-timeout", "0"], environ={"NOTIFY_SOCKET": notify.path, "WATCHDOG_USEC": "1000000"})
+    notify.wait("WATCHDOG=1")
+    pid = d.worker_pid()
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(1)
+    notify.poll()
+    notify.lines.clear()
+    time.sleep(1)
+    check("WATCHDOG=1" not in notify.poll(), f"a hanging worker is called well: {notify.lines}")
+    os.kill(pid, signal.SIGKILL)
+    notify.wait("WATCHDOG=1")
+    equal(d.stop(), 0, "status after SIGTERM")
 
 
 def test_socket_activation(env):

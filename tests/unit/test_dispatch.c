@@ -797,6 +797,70 @@ static void held_requests_end_too(void **state)
 	rig_close(&r);
 }
 
+#define S 1000000000ull
+
+/* A launch that never ends is found when it is longer than its size and the slack explain; it is not
+ * answered. Launches that go on ending, and time in which the loop did not turn either, are no hang. */
+static void a_launch_that_never_ends(void **state)
+{
+	const char *why = NULL;
+	uint64_t until = 0;
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 4, 1);
+	exl3_dispatch_set_slack(r.d, 10 * S);
+	linear(&r, 0, 1);
+	linear(&r, 0, 2);
+	linear(&r, 1, 3);
+	assert_true(device.nr >= 2);
+	for (unsigned i = 0; i < 9; i++, r.now += S)
+		turn(&r);
+	dev_finish(0); /* it goes on */
+	turn(&r);
+	expect(&r, 0, 1, 0);
+	for (unsigned i = 0; i < 10; i++, r.now += S)
+		turn(&r);
+	assert_true(exl3_dispatch_may_sleep(r.d, r.now, &until));
+	assert_true(until <= r.now + S); /* it is looked at in time */
+	r.now += 100 * S;                /* stopped, as by a debugger */
+	turn(&r);
+	assert_false(exl3_dispatch_lost(r.d, NULL));
+	exl3_dispatch_set_slack(r.d, 0); /* never */
+	for (unsigned i = 0; i < 100; i++, r.now += S)
+		turn(&r);
+	assert_false(exl3_dispatch_lost(r.d, NULL));
+	exl3_dispatch_set_slack(r.d, 10 * S);
+	turn(&r);
+	assert_true(exl3_dispatch_lost(r.d, &why));
+	assert_non_null(strstr(why, "a launch does not end"));
+	assert_int_equal(r.counters.requests, 1); /* the others were not answered */
+	rig_close(&r);
+}
+
+/* A large launch has longer than a small one. */
+static void a_large_launch_has_its_time(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 4, 1);
+	exl3_dispatch_set_slack(r.d, S);
+	/* 2 rows of 2^40 multiply-adds: 1.8 s. */
+	r.desc.k = r.desc.k_log = r.desc.n = r.desc.n_log = 1u << 20;
+	r.buf.bytes = 1u << 30;
+	get(&r, 0, EXL3_OP_LINEAR, 1)->y = EXL3_REF(1, 1u << 29);
+	submit(&r, 0);
+	assert_int_equal(device.nr, 1);
+	for (unsigned i = 0; i < 6; i++, r.now += S / 2)
+		turn(&r); /* at 0 to 2.5 s */
+	assert_false(exl3_dispatch_lost(r.d, NULL));
+	for (unsigned i = 0; i < 2; i++, r.now += S / 2)
+		turn(&r);
+	assert_true(exl3_dispatch_lost(r.d, NULL));
+	rig_close(&r);
+}
+
 /* A lost device answers for what it had and what was held back for it; the others finish theirs. */
 static void one_of_two_devices_is_lost(void **state)
 {
@@ -811,7 +875,7 @@ static void one_of_two_devices_is_lost(void **state)
 	second.lost = true;
 	second.nr = 0;
 	turn(&r);
-	assert_true(exl3_dispatch_lost(r.d));
+	assert_true(exl3_dispatch_lost(r.d, NULL));
 	expect(&r, 0, 1, -EIO);
 	assert_int_equal(device.nr, 2);
 	dev_finish(0);
@@ -862,6 +926,8 @@ int main(void)
 		test_case(order_holds_across_devices),
 		test_case(held_requests_end_too),
 		test_case(one_of_two_devices_is_lost),
+		test_case(a_launch_that_never_ends),
+		test_case(a_large_launch_has_its_time),
 		test_case(a_buffer_of_the_other_device),
 	};
 
