@@ -332,6 +332,8 @@ void exl3_channel_try_free(struct exl3_channel *ch)
 	if (!ch->closed || ch->flow.running || ch->dirty)
 		return;
 	assert(!ch->flow.queued && !ch->held.queued && !ch->watch);
+	if (ch->lane)
+		exl3_sched_leave(&ch->lane->sched, &ch->flow);
 	ch->d->nr_channels--;
 	exl3_segment_free(ch->segment);
 	exl3_closep(&ch->kick_fd);

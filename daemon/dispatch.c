@@ -98,8 +98,11 @@ static bool may_join(const struct exl3_channel *ch, const struct exl3_request *r
 
 static void join(struct exl3_channel *ch, struct exl3_request *req)
 {
-	if (req->lane)
+	if (req->lane && req->lane != ch->lane) {
+		if (ch->lane)
+			exl3_sched_leave(&ch->lane->sched, &ch->flow);
 		ch->lane = req->lane;
+	}
 	exl3_sched_push(&ch->lane->sched, &ch->flow, &req->item);
 }
 
@@ -315,7 +318,7 @@ static void complete(struct exl3_lane *lane, struct exl3_launch *l, int result, 
 	exl3_lane_ended(lane, l);
 	if (result == 0)
 		learn(lane, l, exec_ns);
-	exl3_sched_done(&lane->sched, l->items, nr);
+	exl3_sched_done(&lane->sched, l->items, nr, exec_ns);
 	for (uint32_t i = 0; i < nr; i++) {
 		struct exl3_request *req = (struct exl3_request *)l->items[i];
 		struct exl3_channel *ch = req->ch;
@@ -390,9 +393,9 @@ static bool fail_queued(struct exl3_lane *lane)
 {
 	bool any = lane->sched.queued;
 
-	while (lane->sched.turn) {
-		struct exl3_request *req = (struct exl3_request *)lane->sched.turn->head;
+	struct exl3_request *req;
 
+	while ((req = (struct exl3_request *)exl3_sched_any(&lane->sched))) {
 		exl3_sched_remove(&lane->sched, &req->item);
 		finish(req, -EIO, EXL3_DETAIL_NONE, 0);
 	}
@@ -457,6 +460,8 @@ bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns)
 	bool any;
 
 	exl3_lanes_turn(d, now_ns);
+	for (uint32_t i = 0; i < d->nr_lanes; i++)
+		exl3_sched_tick(&d->lanes[i].sched, now_ns);
 	any = exl3_channels_turn(d, now_ns);
 	for (uint32_t i = 0; i < d->nr_lanes; i++) {
 		any |= poll_device(&d->lanes[i]);
@@ -491,6 +496,8 @@ bool exl3_dispatch_may_sleep(struct exl3_dispatch *d, uint64_t now_ns, uint64_t 
 
 		if (lane->sched.next_deadline < *until_ns)
 			*until_ns = lane->sched.next_deadline;
+		if (lane->sched.queued && lane->sched.wake_ns < *until_ns)
+			*until_ns = lane->sched.wake_ns;
 		if (!lane->sched.launches)
 			continue;
 		if (spin || !lane->ops->wake_arm(lane->dev))
