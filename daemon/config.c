@@ -24,6 +24,7 @@ enum key_type {
 	KEY_BOOL,
 	KEY_MODEL,  /* repeatable, exl3_config_add_model() */
 	KEY_DOMAIN, /* repeatable, exl3_config_add_domain() */
+	KEY_TENANT, /* repeatable, exl3_config_add_tenant() */
 };
 
 struct key {
@@ -60,6 +61,9 @@ static const struct key keys[] = {
 	{"domain", KEY_DOMAIN, 0, NULL, 0, 0, NULL, false,
 	 "NAME=USER,@GROUP..., a fault domain of its own for them; repeatable; in a file also "
 	 "[domain NAME], users ="},
+	{"tenant", KEY_TENANT, 0, NULL, 0, 0, NULL, true,
+	 "NAME:KEY=VALUE, who may do what and how much; repeatable; in a file also [tenant NAME], "
+	 "see below"},
 	{"threads", KEY_UINT, AT(threads), "0", 0, 4096, NULL, false,
 	 "threads of the cpu backend; 0: cores of the node"},
 	{"deterministic", KEY_BOOL, AT(deterministic), "no", 0, 0, NULL, false,
@@ -85,6 +89,8 @@ static const struct key keys[] = {
 	 "channels of one client"},
 	{"clients-max", KEY_UINT, AT(clients_max), "256", 1, 65536, NULL, true,
 	 "connected clients"},
+	{"clients-per-user", KEY_UINT, AT(clients_per_user), "0", 0, 65536, NULL, true,
+	 "of them, of one user but root and the daemon's own; 0: seven eighths"},
 	{"adopt", KEY_ENUM, AT(adopt), "sample", 0, 0, "sample|verify|never", true,
 	 "weights that are loaded already serve a new worker: after some hashes, after all, or never"},
 	{"log-level", KEY_ENUM, AT(log_level), "info", 0, 0, "error|warning|info|debug", true,
@@ -143,8 +149,7 @@ static bool in_choices(const char *choices, const char *value)
 	return false;
 }
 
-/* A whole decimal number, with a binary suffix where @bytes allows one. */
-static int parse_number(const char *value, bool bytes, int64_t *ret)
+int exl3_config_parse_number(const char *value, bool bytes, int64_t *ret)
 {
 	static const char suffixes[] = "KMGT";
 	const char *suffix;
@@ -173,7 +178,7 @@ static int parse_number(const char *value, bool bytes, int64_t *ret)
 	return 0;
 }
 
-static int parse_bool(const char *value, bool *ret)
+int exl3_config_parse_bool(const char *value, bool *ret)
 {
 	static const char *const yes[] = {"yes", "true", "on", "1"}, *const no[] = {"no", "false",
 										    "off", "0"};
@@ -198,6 +203,8 @@ static int set_key(struct exl3_config *cfg, const struct key *key, const char *v
 		return exl3_config_add_model(cfg, value, false, err);
 	case KEY_DOMAIN:
 		return exl3_config_add_domain(cfg, value, err);
+	case KEY_TENANT:
+		return exl3_config_add_tenant(cfg, value, err);
 	case KEY_ENUM:
 		if (!in_choices(key->choices, value))
 			return exl3_errf(err, -EINVAL, "%s: '%s' is not one of %s", key->name,
@@ -211,7 +218,7 @@ static int set_key(struct exl3_config *cfg, const struct key *key, const char *v
 					 STRING_MAX);
 		break;
 	case KEY_BOOL:
-		if (parse_bool(value, &b) < 0)
+		if (exl3_config_parse_bool(value, &b) < 0)
 			return exl3_errf(err, -EINVAL, "%s: '%s' is neither yes nor no", key->name,
 					 value);
 		*(bool *)field(cfg, key) = b;
@@ -219,7 +226,7 @@ static int set_key(struct exl3_config *cfg, const struct key *key, const char *v
 	case KEY_INT:
 	case KEY_UINT:
 	case KEY_BYTES:
-		if (parse_number(value, key->type == KEY_BYTES, &n) < 0)
+		if (exl3_config_parse_number(value, key->type == KEY_BYTES, &n) < 0)
 			return exl3_errf(err, -EINVAL, "%s: '%s' is not a whole number%s",
 					 key->name, value,
 					 key->type == KEY_BYTES ? " with K, M, G or T" : "");
@@ -305,6 +312,7 @@ static int ini_line(void *arg, const char *section, const char *name, const char
 {
 	struct file_state *st = arg;
 	struct exl3_config_domain *domain;
+	struct exl3_config_tenant *tenant;
 	struct exl3_config_model *model;
 	const struct key *key;
 
@@ -332,6 +340,13 @@ static int ini_line(void *arg, const char *section, const char *name, const char
 		domain = exl3_config_domain_get(st->cfg, section + 7 + strspn(section + 7, " "),
 						st->err);
 		st->code = domain ? exl3_config_domain_set(domain, name, value, st->err)
+				  : st->err->code;
+		return st->code == 0;
+	}
+	if (strncmp(section, "tenant ", 7) == 0) {
+		tenant = exl3_config_tenant_get(st->cfg, section + 7 + strspn(section + 7, " "),
+						st->err);
+		st->code = tenant ? exl3_config_tenant_set(tenant, name, value, st->err)
 				  : st->err->code;
 		return st->code == 0;
 	}
@@ -590,6 +605,7 @@ void exl3_config_fini(struct exl3_config *cfg)
 	for (size_t i = 0; i < cfg->nr_domains; i++)
 		exl3_config_domain_fini(&cfg->domains[i]);
 	free(cfg->domains);
+	exl3_config_fini_tenants(cfg);
 	memset(cfg, 0, sizeof(*cfg));
 }
 
@@ -608,6 +624,7 @@ static bool same_value(const struct exl3_config *a, const struct exl3_config *b,
 		return *(bool *)field(a, key) == *(bool *)field(b, key);
 	case KEY_MODEL:
 	case KEY_DOMAIN:
+	case KEY_TENANT:
 		return true; /* whoever has them compares them */
 	default:
 		return *(int64_t *)field(a, key) == *(int64_t *)field(b, key);
@@ -618,6 +635,8 @@ unsigned exl3_config_reload(struct exl3_config *cfg, const struct exl3_config *f
 {
 	unsigned others = 0;
 
+	if (exl3_config_copy_tenants(cfg, fresh) < 0)
+		exl3_err("tenants: out of memory; they are as before");
 	for (size_t i = 0; i < NR_KEYS; i++) {
 		if (same_value(cfg, fresh, &keys[i]))
 			continue;
@@ -671,6 +690,7 @@ void exl3_config_help(FILE *out)
 			fprintf(out, " (%lld..%lld)", (long long)key->min, (long long)key->max);
 		fputc('\n', out);
 	}
+	exl3_config_tenant_help(out);
 	fprintf(out,
 		"\nSIGTERM finishes accepted requests and ends; SIGHUP reads the file again.\n");
 }
@@ -681,6 +701,7 @@ static const char *value_text(const struct exl3_config *cfg, const struct key *k
 	switch (key->type) {
 	case KEY_MODEL:
 	case KEY_DOMAIN:
+	case KEY_TENANT:
 		return NULL;
 	case KEY_BOOL:
 		return *(bool *)field(cfg, key) ? "yes" : "no";
@@ -705,6 +726,11 @@ bool exl3_config_setting(const struct exl3_config *cfg, size_t *i, char *text, s
 		snprintf(text, size, "%s=%s", key->name, value);
 		return true;
 	}
+	*i -= NR_KEYS;
+	if (exl3_config_tenant_setting(cfg, i, text, size)) {
+		*i += NR_KEYS;
+		return true;
+	}
 	return false;
 }
 
@@ -720,6 +746,8 @@ int exl3_config_set(struct exl3_config *cfg, const char *text, struct exl3_error
 
 void exl3_config_print(const struct exl3_config *cfg, FILE *out)
 {
+	char text[2048]; /* a tenant's list has 1000 bytes */
+
 	for (size_t i = 0; i < NR_KEYS; i++) {
 		char number[24];
 		const char *value = value_text(cfg, &keys[i], number);
@@ -727,6 +755,8 @@ void exl3_config_print(const struct exl3_config *cfg, FILE *out)
 		if (value)
 			fprintf(out, "%s = %s\n", keys[i].name, value);
 	}
+	for (size_t i = 0; exl3_config_tenant_setting(cfg, &i, text, sizeof(text));)
+		fprintf(out, "%.6s = %s\n", text, text + 7);
 	for (size_t i = 0; i < cfg->nr_models; i++) {
 		const struct exl3_config_model *m = &cfg->models[i];
 

@@ -4,8 +4,8 @@
  *
  * Every key is a line "key = value" of the INI file and a flag "--key value". Files are read in this
  * order, a later value wins: the file, then NAME.conf.d/NN-xyz.conf beside it by name, then flags. A
- * section is only a heading, except [model NAME], whose keys are path and device, and [domain NAME],
- * whose key is users.
+ * section is only a heading, except [model NAME], whose keys are path and device, [domain NAME],
+ * whose key is users, and [tenant NAME], see config_tenant.c.
  */
 #ifndef EXL3_DAEMON_CONFIG_H
 #define EXL3_DAEMON_CONFIG_H
@@ -46,6 +46,32 @@ struct exl3_config_domain {
 	size_t nr_ids;
 };
 
+#define EXL3_TENANTS_MAX     64u /* with those that a reload dropped and that still hold something */
+#define EXL3_TENANT_NAME_MAX 63u
+#define EXL3_TENANT_DEFAULT  "default"
+
+/* A range of uids or gids. */
+struct exl3_config_ids {
+	uint32_t first, last;
+};
+
+/* Words of a configuration, one space apart; users and groups as numbers too. */
+struct exl3_config_list {
+	char *text;                  /* owned or NULL */
+	struct exl3_config_ids *ids; /* owned or NULL */
+	size_t nr;                   /* words */
+};
+
+/* What a section [tenant NAME] says; every key of its table is a field. */
+struct exl3_config_tenant {
+	char *name; /* owned */
+	struct exl3_config_list users, groups, cgroups, models;
+	bool connect, admin, mapped;
+	int64_t cuda_ipc; /* -1: auto */
+	uint64_t weight, priority;
+	uint64_t clients, channels, rows, bytes, per_second, burst; /* limits; 0: none */
+};
+
 struct exl3_config {
 	char *socket; /* owned */
 	char *backend;
@@ -55,7 +81,7 @@ struct exl3_config {
 	uint64_t threads;
 	uint64_t spin_us, chunk_us;
 	uint64_t memory_max, gpu_memory_max, arena_max, workspace;
-	uint64_t channels_max, clients_max;
+	uint64_t channels_max, clients_max, clients_per_user;
 	uint64_t queue_depth, merge_max;
 	uint64_t drain_timeout_s, restart_limit, restart_window_s;
 	uint64_t launch_timeout_s, hang_timeout_s;
@@ -66,6 +92,8 @@ struct exl3_config {
 	size_t nr_models;
 	struct exl3_config_domain *domains; /* owned array, without "default"; the supervisor's only */
 	size_t nr_domains;
+	struct exl3_config_tenant *tenants; /* owned array, in the order in which they match */
+	size_t nr_tenants;
 };
 
 struct exl3_config_args {
@@ -93,8 +121,22 @@ void exl3_config_remove_model(struct exl3_config *cfg, const char *name);
 /* 1..EXL3_NAME_MAX printable bytes without '=', ',', '/' or space; err says which is wrong. */
 int exl3_config_check_name(const char *name, struct exl3_error *err);
 
-/* Every key that has a value, one per call, as "key=value"; without the models. @i: 0 at first. False:
- * there are no more. */
+/* NAME:KEY=VALUE; makes the tenant if there is none of that name. */
+int exl3_config_add_tenant(struct exl3_config *cfg, const char *spec, struct exl3_error *err);
+int exl3_config_tenant_copy(struct exl3_config_tenant *ret, const struct exl3_config_tenant *t,
+			    struct exl3_error *err);
+/* A tenant with the defaults of all keys. */
+int exl3_config_tenant_init(struct exl3_config_tenant *t, const char *name, struct exl3_error *err);
+void exl3_config_tenant_fini(struct exl3_config_tenant *t);
+/* (One of its users, or one of its groups, or it names neither) and one of its cgroups, or it names none.
+ * @cgroup: NULL: not known, no pattern matches. */
+bool exl3_config_tenant_matches(const struct exl3_config_tenant *t, uint32_t uid, uint32_t gid,
+				const uint32_t *groups, size_t nr_groups, const char *cgroup);
+/* Does a pattern of a list match? */
+bool exl3_config_list_matches(const struct exl3_config_list *list, const char *text);
+
+/* Every key that has a value, one per call, as "key=value", those of tenants too; without the models.
+ * @i: 0 at first. False: there are no more. */
 bool exl3_config_setting(const struct exl3_config *cfg, size_t *i, char *text, size_t size);
 /* Takes over one of them. */
 int exl3_config_set(struct exl3_config *cfg, const char *text, struct exl3_error *err);
@@ -124,6 +166,19 @@ int exl3_config_domain_set(struct exl3_config_domain *domain, const char *key, c
 			   struct exl3_error *err);
 void exl3_config_domain_fini(struct exl3_config_domain *domain);
 int exl3_config_check_domains(const struct exl3_config *cfg, struct exl3_error *err);
+/* Likewise for tenants. */
+struct exl3_config_tenant *exl3_config_tenant_get(struct exl3_config *cfg, const char *name,
+						  struct exl3_error *err);
+int exl3_config_tenant_set(struct exl3_config_tenant *t, const char *key, const char *value,
+			   struct exl3_error *err);
+bool exl3_config_tenant_setting(const struct exl3_config *cfg, size_t *i, char *text, size_t size);
+/* Those of @from instead of its own; -ENOMEM: nothing was changed. */
+int exl3_config_copy_tenants(struct exl3_config *cfg, const struct exl3_config *from);
+void exl3_config_fini_tenants(struct exl3_config *cfg);
+void exl3_config_tenant_help(FILE *out);
+/* A whole decimal number, with a binary suffix where @bytes allows one; yes or no. -EINVAL. */
+int exl3_config_parse_number(const char *value, bool bytes, int64_t *ret);
+int exl3_config_parse_bool(const char *value, bool *ret);
 
 void exl3_config_help(FILE *out);
 /* Every key with the value that counts, as a file that could be read again. */
