@@ -93,6 +93,7 @@ static const char *detail_text(uint64_t detail)
 			"no kernel for this shape and type, or not the one asked for",
 		[EXL3_DETAIL_MODEL] = "the module's model was unloaded",
 		[EXL3_DETAIL_OVERLAP] = "the output overlaps an input",
+		[EXL3_DETAIL_LIMIT] = "more rows than its tenant may have in flight (rows)",
 	};
 
 	return detail < EXL3_DETAIL_NR ? text[detail] : NULL;

@@ -32,6 +32,8 @@ static void move(struct exl3_channel *ch, enum exl3_channel_where where)
 {
 	struct exl3_list *list = list_of(ch);
 
+	if (ch->where == EXL3_CH_WAITING)
+		exl3_gate_leave(ch);
 	if (list) {
 		if (ch->prev)
 			ch->prev->next = ch->next;
@@ -43,6 +45,8 @@ static void move(struct exl3_channel *ch, enum exl3_channel_where where)
 	}
 	ch->where = where;
 	ch->next = ch->prev = NULL;
+	if (where == EXL3_CH_WAITING)
+		exl3_gate_enter(ch);
 	list = list_of(ch);
 	if (!list)
 		return;
@@ -135,6 +139,7 @@ static void go_dormant(struct exl3_channel *ch)
 /* Takes it off every list; what is running goes on. */
 static void detach(struct exl3_channel *ch, enum exl3_channel_state state)
 {
+	ch->stashed = false;
 	exl3_dispatch_drop_queued(ch);
 	move(ch, EXL3_CH_DEAD);
 	ch->watch = exl3_watch_drop(ch->d->loop, ch->watch);
@@ -149,18 +154,33 @@ static void channel_fail(struct exl3_channel *ch, const char *why)
 	detach(ch, EXL3_CHANNEL_FAILED);
 }
 
+void exl3_channel_poll(struct exl3_channel *ch)
+{
+	move(ch, EXL3_CH_POLLED);
+}
+
 static bool channel_turn(struct exl3_channel *ch, uint64_t now_ns)
 {
 	struct exl3_sqe sqes[EXL3_TAKE_MAX];
+	uint32_t max;
 	uint64_t gap;
 	int n;
 
+	if (!exl3_gate_unstash(ch)) {
+		move(ch, EXL3_CH_WAITING);
+		return false;
+	}
 	if (!exl3_sq_pending(&ch->ring)) {
 		if ((int64_t)(now_ns - ch->last_ns) >= (int64_t)spin_budget(ch))
 			go_dormant(ch);
 		return false;
 	}
-	n = exl3_sq_take(&ch->ring, sqes, EXL3_TAKE_MAX);
+	max = exl3_gate_max(ch, now_ns);
+	if (!max) {
+		move(ch, EXL3_CH_WAITING);
+		return false;
+	}
+	n = exl3_sq_take(&ch->ring, sqes, max);
 	if (n < 0) {
 		channel_fail(ch, "its indices make no sense, or it uses more than its credit");
 		return true;
@@ -169,8 +189,12 @@ static bool channel_turn(struct exl3_channel *ch, uint64_t now_ns)
 	ch->gap_ns = ch->gap_ns - (ch->gap_ns >> 3) + (gap >> 3);
 	ch->last_ns = now_ns;
 	ch->idle_kicks = 0;
-	for (int i = 0; i < n; i++)
-		exl3_dispatch_entry(ch, &sqes[i]);
+	exl3_gate_took(ch, (uint32_t)n, now_ns);
+	/* One that has to wait is alone, see exl3_gate_max(). */
+	for (int i = 0; i < n; i++) {
+		if (!exl3_gate_entry(ch, &sqes[i]))
+			move(ch, EXL3_CH_WAITING);
+	}
 	return n > 0;
 }
 
@@ -235,6 +259,51 @@ void exl3_channels_publish(struct exl3_dispatch *d)
 
 /* ---- life ---- */
 
+void exl3_channel_account(struct exl3_channel *ch)
+{
+	if (ch->tenant)
+		exl3_sched_set_tenant(&ch->lane->sched, &ch->flow,
+				      &ch->tenant->sched[ch->lane - ch->d->lanes]);
+}
+
+static void leave_tenant(struct exl3_channel *ch)
+{
+	if (!ch->tenant)
+		return;
+	exl3_tenant_uncharge(ch->tenant, ch->segment->bytes);
+	ch->tenant->rows -= ch->rows;
+	ch->tenant->channels--;
+	ch->tenant = exl3_tenant_put(ch->tenant);
+}
+
+static int join_tenant(struct exl3_channel *ch, struct exl3_tenant *t, struct exl3_error *err)
+{
+	int rc = exl3_tenant_add_channel(t, err);
+
+	if (rc < 0)
+		return rc;
+	rc = exl3_tenant_charge(t, ch->segment->bytes, "channel", err);
+	if (rc < 0) {
+		t->channels--;
+		return rc;
+	}
+	ch->tenant = exl3_tenant_get(t);
+	exl3_channel_account(ch);
+	return 0;
+}
+
+void exl3_channel_set_tenant(struct exl3_channel *ch, struct exl3_tenant *t)
+{
+	if (ch->where == EXL3_CH_WAITING)
+		move(ch, EXL3_CH_POLLED);
+	exl3_sched_set_tenant(&ch->lane->sched, &ch->flow, &t->sched[ch->lane - ch->d->lanes]);
+	leave_tenant(ch); /* it may go with this reference */
+	ch->tenant = exl3_tenant_get(t);
+	t->channels++;
+	t->bytes += ch->segment->bytes;
+	t->rows += ch->rows;
+}
+
 static int channel_init(struct exl3_channel *ch, const struct exl3_channel_options *opt,
 			int pair[2], struct exl3_error *err)
 {
@@ -249,6 +318,8 @@ static int channel_init(struct exl3_channel *ch, const struct exl3_channel_optio
 	if (exl3_fault("channel.ring"))
 		return exl3_errf(err, -ENOMEM, "channel: out of memory");
 	rc = exl3_ring_create(&params, &ch->segment, &ch->ring, err);
+	if (rc == 0 && opt->tenant)
+		rc = join_tenant(ch, opt->tenant, err);
 	if (rc < 0)
 		return rc;
 	ch->slots = calloc(ch->ring.cq_mask + 1, sizeof(*ch->slots));
@@ -282,6 +353,7 @@ int exl3_channel_open(struct exl3_dispatch *d, const struct exl3_channel_options
 	if (!ch)
 		return exl3_errf(err, -ENOMEM, "channel: out of memory");
 	ch->d = d;
+	ch->lane = &d->lanes[0];
 	ch->where = EXL3_CH_DEAD;
 	ch->kick_fd = ch->notify_fd = -1;
 	ch->id = opt->channel;
@@ -305,7 +377,6 @@ int exl3_channel_open(struct exl3_dispatch *d, const struct exl3_channel_options
 	for (uint32_t i = 0; i < d->nr_lanes; i++)
 		ch->env.kernels[i] =
 			(struct exl3_check_kernels){d->lanes[i].ops->kernels, d->lanes[i].nr_kernels};
-	ch->lane = &d->lanes[0];
 	ch->last_ns = exl3_now_ns();
 	move(ch, EXL3_CH_POLLED);
 	fds[0] = ch->segment->fd;
@@ -335,6 +406,7 @@ void exl3_channel_try_free(struct exl3_channel *ch)
 	if (ch->lane)
 		exl3_sched_leave(&ch->lane->sched, &ch->flow);
 	ch->d->nr_channels--;
+	leave_tenant(ch);
 	exl3_segment_free(ch->segment);
 	exl3_closep(&ch->kick_fd);
 	exl3_closep(&ch->notify_fd);

@@ -19,6 +19,8 @@ struct exl3_buffer {
 	uint64_t bytes;
 	uint32_t refs; /* its owner, and one per pinned operand */
 	void *owner;   /* for whoever frees it */
+	struct exl3_tenant *tenant; /* counted; whose bytes these are, NULL: nobody's */
+	uint64_t charged;           /* to it */
 	struct exl3_arena *arena;
 	const struct exl3_device *maker; /* of the arena */
 };

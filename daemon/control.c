@@ -86,7 +86,7 @@ static int verb_hello(struct exl3_call *c)
 	reply->pid = (int32_t)getpid();
 	reply->sq_entries_max = EXL3_SQ_ENTRIES_MAX;
 	reply->arena_bytes_max = w->cfg->arena_max;
-	reply->admin = c->peer->admin;
+	reply->admin = exl3_peer_admin(c->peer);
 	reply->domain = (char *)(uintptr_t)w->domain;
 	c->reply->body_case = EXL3__REPLY__BODY_HELLO;
 	c->reply->hello = reply;
@@ -95,7 +95,7 @@ static int verb_hello(struct exl3_call *c)
 
 /* ---- verbs ---- */
 
-#define ADMIN     (1u << 0) /* root and the daemon's own user */
+#define ADMIN     (1u << 0) /* exl3_peer_admin() */
 #define UNGREETED (1u << 1) /* also before Hello */
 #define NOT_DRAIN (1u << 2) /* refused while the daemon drains */
 
@@ -138,17 +138,15 @@ static int call_verb(struct exl3_call *c)
 	if (!verb || !verb->fn)
 		return exl3_errf(&c->err, -EOPNOTSUPP, "this daemon does not know that request");
 	if (c->peer->refused)
-		return exl3_errf(&c->err, -EDQUOT,
-				 "%llu clients are connected, more are not allowed "
-				 "(clients-max): close one",
-				 (unsigned long long)c->w->cfg->clients_max);
+		return exl3_errf(&c->err, c->peer->refusal.code, "%s", c->peer->refusal.text);
 	if (!c->peer->hello && !(verb->flags & UNGREETED))
 		return exl3_errf(&c->err, -EPROTO, "%s: the first request must be hello",
 				 verb->name);
-	if (verb->flags & ADMIN && !c->peer->admin)
+	if (verb->flags & ADMIN && !exl3_peer_admin(c->peer))
 		return exl3_errf(&c->err, -EPERM,
-				 "%s: only root and the daemon's own user (uid %d) may do that",
-				 verb->name, (int)geteuid());
+				 "%s: only root, the daemon's own user (uid %d) and tenants with "
+				 "admin = yes may do that, not %s",
+				 verb->name, (int)geteuid(), c->peer->tenant->conf.name);
 	if (verb->flags & NOT_DRAIN && c->w->draining)
 		return exl3_errf(&c->err, -ESHUTDOWN, "%s: the daemon is draining", verb->name);
 	return verb->fn(c);

@@ -60,6 +60,8 @@ int exl3_verb_adopt_arena(struct exl3_call *c);
 int exl3_verb_free_buffer(struct exl3_call *c);
 int exl3_verb_register_mla(struct exl3_call *c);
 void exl3_arena_job_forget(struct exl3_peer *peer);
+/* Of the arena that is being made for it; NULL: none is. */
+struct exl3_buffer *exl3_arena_job_buffer(const struct exl3_peer *peer);
 /* control_admin.c */
 int exl3_verb_load(struct exl3_call *c);
 int exl3_verb_unload(struct exl3_call *c);

@@ -128,7 +128,8 @@ static int fill_devices(const struct exl3_worker *w, Exl3__StatusReply *s)
 	return 0;
 }
 
-static int fill_models(const struct exl3_worker *w, Exl3__StatusReply *s)
+static int fill_models(const struct exl3_worker *w, const struct exl3_peer *peer,
+		       Exl3__StatusReply *s)
 {
 	size_t bytes = 0;
 
@@ -138,6 +139,8 @@ static int fill_models(const struct exl3_worker *w, Exl3__StatusReply *s)
 	for (struct exl3_registered *reg = w->models.list; reg; reg = reg->next) {
 		Exl3__Model *m;
 
+		if (exl3_peer_check_model(peer, reg->name, NULL) < 0)
+			continue;
 		if (exl3_model_message(reg, SKIPPED_SHOWN, &m) < 0)
 			return -ENOMEM;
 		s->weight_bytes += m->weight_bytes;
@@ -171,7 +174,7 @@ int exl3_verb_status(struct exl3_call *c)
 	s->supervisor_pid = (int32_t)w->supervisor;
 	s->worker_pid = (int32_t)getpid();
 	s->syscalls = exl3_loop_syscalls(w->loop) + exl3_dispatch_syscalls(w->dispatch);
-	if (fill_devices(w, s) < 0 || fill_backends(w, s) < 0 || fill_models(w, s) < 0)
+	if (fill_devices(w, s) < 0 || fill_backends(w, s) < 0 || fill_models(w, c->peer, s) < 0)
 		return exl3_call_nomem(c);
 	c->reply->body_case = EXL3__REPLY__BODY_STATUS;
 	c->reply->status = s;
@@ -217,9 +220,9 @@ int exl3_verb_ps(struct exl3_call *c)
 		if (!p || !reply->clients)
 			return exl3_call_nomem(c);
 		exl3__ps_client__init(p);
-		p->pid = (int32_t)peer->pid;
-		p->uid = peer->uid;
-		p->gid = peer->gid;
+		p->pid = (int32_t)peer->id.pid;
+		p->uid = peer->id.uid;
+		p->gid = peer->id.gid;
 		p->name = peer->name;
 		p->channels = peer->nr_channels;
 		p->modules = peer->nr_open[EXL3_HANDLE_MODULE];

@@ -38,7 +38,7 @@ int exl3_verb_list_events(struct exl3_call *c)
 		Exl3__Event *m;
 
 		/* What others did to theirs is not everybody's business. */
-		if (!c->peer->admin && strcmp(e->domain, c->w->domain) != 0)
+		if (!exl3_peer_admin(c->peer) && strcmp(e->domain, c->w->domain) != 0)
 			continue;
 		m = message(e);
 		if (!m)

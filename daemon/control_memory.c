@@ -33,6 +33,7 @@ int exl3_verb_create_channel(struct exl3_call *c)
 		.target = exl3_peer_target,
 		.arg = peer,
 		.who = peer->who,
+		.tenant = peer->tenant,
 	};
 	int rc;
 
@@ -178,6 +179,8 @@ static void done_arena(struct exl3_job *job)
 
 	if (a->rc == 0)
 		set_addresses(a->buf, &a->w->devices);
+	if (a->rc == 0)
+		exl3_buffer_recharge(a->buf, a->buf->bytes);
 	if (peer) {
 		peer->wait_arena = NULL;
 		peer->arena_bytes -= a->bytes;
@@ -190,6 +193,7 @@ static void done_arena(struct exl3_job *job)
 	if (a->buf && a->buf->arena) {
 		exl3_buffer_free(a->w, a->buf);
 	} else if (a->buf) {
+		exl3_buffer_uncharge(a->buf);
 		free(a->buf->owner);
 		free(a->buf);
 	}
@@ -203,6 +207,11 @@ void exl3_arena_job_forget(struct exl3_peer *peer)
 	if (peer->wait_arena)
 		peer->wait_arena->peer = NULL;
 	peer->wait_arena = NULL;
+}
+
+struct exl3_buffer *exl3_arena_job_buffer(const struct exl3_peer *peer)
+{
+	return peer->wait_arena ? peer->wait_arena->buf : NULL;
 }
 
 /* @fd: taken over on success; -1: a new one. */
@@ -233,6 +242,12 @@ static int arena_start(struct exl3_call *c, uint64_t bytes, int *fd, uint32_t wa
 	if (!a || !a->buf) {
 		free(a);
 		return exl3_errf(&c->err, -ENOMEM, "arena: out of memory");
+	}
+	if (exl3_buffer_charge(a->buf, peer->tenant, bytes, "arena", &c->err) < 0) {
+		free(a->buf->owner);
+		free(a->buf);
+		free(a);
+		return c->err.code;
 	}
 	a->buf->maker = exl3_devices_for_arenas(&c->w->devices);
 	a->w = c->w;

@@ -129,7 +129,7 @@ int exl3_verb_list_models(struct exl3_call *c)
 	if (page_init(&page) < 0)
 		return exl3_call_nomem(c);
 	for (struct exl3_registered *reg = c->w->models.list; reg; reg = reg->next, i++) {
-		if (i < start)
+		if (i < start || exl3_peer_check_model(c->peer, reg->name, NULL) < 0)
 			continue;
 		if (exl3_model_message(reg, SKIPPED_LISTED, &m) < 0)
 			return exl3_call_nomem(c);
@@ -152,7 +152,9 @@ int exl3_verb_open_model(struct exl3_call *c)
 	if (!reg)
 		return exl3_errf(&c->err, -ENOENT,
 				 "there is no model '%.100s': see 'exl3ctl models'", name);
-	rc = exl3_models_usable(reg, &c->err);
+	rc = exl3_peer_check_model(c->peer, reg->name, &c->err);
+	if (rc == 0)
+		rc = exl3_models_usable(reg, &c->err);
 	if (rc < 0)
 		return rc;
 	if (page_init(&page) < 0 || exl3_model_message(reg, SKIPPED_LISTED, &m) < 0)
@@ -292,6 +294,8 @@ static int usable_by_name(struct exl3_call *c, const char *name, struct exl3_reg
 		return exl3_errf(&c->err, -ENOENT,
 				 "there is no model '%.100s': see 'exl3ctl models'", name);
 	*ret = reg;
+	if (exl3_peer_check_model(c->peer, reg->name, &c->err) < 0)
+		return c->err.code;
 	return exl3_models_usable(reg, &c->err);
 }
 

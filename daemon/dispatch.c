@@ -102,6 +102,7 @@ static void join(struct exl3_channel *ch, struct exl3_request *req)
 		if (ch->lane)
 			exl3_sched_leave(&ch->lane->sched, &ch->flow);
 		ch->lane = req->lane;
+		exl3_channel_account(ch);
 	}
 	exl3_sched_push(&ch->lane->sched, &ch->flow, &req->item);
 }
@@ -137,6 +138,10 @@ static void finish(struct exl3_request *req, int result, uint64_t detail, uint64
 	name_del(ch, req);
 	req->next = ch->free;
 	ch->free = req;
+	if (ch->tenant) {
+		ch->tenant->rows -= req->c.rows.m;
+		ch->rows -= req->c.rows.m;
+	}
 	if (result == 0) {
 		ch->d->counters.rows += req->c.rows.m;
 		if (ch->counters)
@@ -232,12 +237,22 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	req->skipped = req->exec_ns = 0;
 	req->cancelled = false;
 	exl3_slice_plan(req, req->lane ? &req->lane->pace : NULL, d->chunk_ns);
+	if (ch->tenant) {
+		ch->tenant->rows += req->c.rows.m;
+		ch->rows += req->c.rows.m;
+	}
 	pin(req);
 	name_add(ch, req);
 	if (ch->held.queued || !may_join(ch, req))
 		exl3_sched_push(&d->held, &ch->held, &req->item);
 	else
 		join(ch, req);
+}
+
+void exl3_dispatch_refuse(struct exl3_channel *ch, const struct exl3_sqe *sqe, int code,
+			  enum exl3_detail detail)
+{
+	post(ch, sqe->user_data, code, detail, 0);
 }
 
 void exl3_dispatch_drop_queued(struct exl3_channel *ch)
@@ -462,7 +477,8 @@ bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns)
 	exl3_lanes_turn(d, now_ns);
 	for (uint32_t i = 0; i < d->nr_lanes; i++)
 		exl3_sched_tick(&d->lanes[i].sched, now_ns);
-	any = exl3_channels_turn(d, now_ns);
+	any = d->waiting && exl3_gates_turn(d, now_ns);
+	any |= exl3_channels_turn(d, now_ns);
 	for (uint32_t i = 0; i < d->nr_lanes; i++) {
 		any |= poll_device(&d->lanes[i]);
 		any |= expire(&d->lanes[i].sched, now_ns);
@@ -503,6 +519,8 @@ bool exl3_dispatch_may_sleep(struct exl3_dispatch *d, uint64_t now_ns, uint64_t 
 		if (spin || !lane->ops->wake_arm(lane->dev))
 			return false;
 	}
+	if (d->waiting && exl3_gates_until(d, now_ns) < *until_ns)
+		*until_ns = exl3_gates_until(d, now_ns);
 	return true;
 }
 

@@ -14,6 +14,7 @@
  * channel's order holds across devices too, and a channel that keeps to one device never waits.
  *
  *   channel:  POLLED (looked at every turn) -> DORMANT (armed: the client kicks) -> POLLED
+ *             POLLED -> WAITING (its tenant is at a limit, gate.c) -> POLLED
  *             any -> FAILED (the client broke the protocol); any -> closed, freed after its last launch
  */
 #ifndef EXL3_DAEMON_DISPATCH_H
@@ -27,6 +28,7 @@
 
 struct exl3_dispatch;
 struct exl3_channel;
+struct exl3_tenant;
 
 /* Counted per client and for the worker. */
 struct exl3_counters {
@@ -93,18 +95,21 @@ struct exl3_channel_options {
 	int (*target)(void *arg, uint32_t handle, struct exl3_target *ret);
 	void *arg;
 	const char *who; /* for the log */
+	struct exl3_tenant *tenant; /* a reference is taken; NULL: none */
 };
 
 /**
  * exl3_channel_open() - a ring pair with its wake-ups.
  * @fds: the client's: segment (borrowed from the channel), kick eventfd (likewise), notification
  *       socket (the caller's to close once it was sent).
- * Returns 0, -EINVAL, -ENOMEM, -EMFILE.
+ * Returns 0, -EINVAL, -ENOMEM, -EMFILE, -EDQUOT (a limit of the tenant).
  */
 int exl3_channel_open(struct exl3_dispatch *d, const struct exl3_channel_options *opt,
 		      struct exl3_channel **ret, int fds[3], struct exl3_error *err);
 /* Queued requests are dropped, running ones finish unseen; freed after the last of them. */
 struct exl3_channel *exl3_channel_close(struct exl3_channel *ch);
+/* It and what it has in flight count against another tenant from now on. */
+void exl3_channel_set_tenant(struct exl3_channel *ch, struct exl3_tenant *tenant);
 uint64_t exl3_channel_bytes(const struct exl3_channel *ch);
 
 #endif

@@ -5,6 +5,7 @@
 
 #include "daemon/chunk.h"
 #include "daemon/dispatch.h"
+#include "daemon/tenant.h"
 
 #define EXL3_TAKE_MAX  16u /* entries of one channel per turn, so that none starves the others */
 #define EXL3_DONE_MAX  16u
@@ -47,11 +48,17 @@ struct exl3_bucket {
 	struct exl3_request *head, *tail;
 };
 
-enum exl3_channel_where { EXL3_CH_POLLED, EXL3_CH_DORMANT, EXL3_CH_MUTED, EXL3_CH_DEAD };
+enum exl3_channel_where {
+	EXL3_CH_POLLED,
+	EXL3_CH_DORMANT,
+	EXL3_CH_MUTED,
+	EXL3_CH_WAITING,
+	EXL3_CH_DEAD
+};
 
 struct exl3_channel {
 	struct exl3_dispatch *d;
-	struct exl3_channel *next, *prev; /* in the list that @where says; DEAD: none */
+	struct exl3_channel *next, *prev; /* in the list that @where says; WAITING: tenant's; DEAD: none */
 	enum exl3_channel_where where;
 	struct exl3_segment *segment; /* owned */
 	struct exl3_ring_server ring; /* borrows from segment */
@@ -71,6 +78,10 @@ struct exl3_channel {
 	uint64_t last_ns;               /* last work or completion */
 	uint64_t gap_ns;                /* running mean of the time from there to the next work */
 	struct exl3_counters *counters; /* NULL once closed */
+	struct exl3_tenant *tenant;     /* counted; NULL: no limits */
+	uint64_t rows;                  /* that count against it: accepted, not complete */
+	struct exl3_sqe stash;          /* taken, waits for rows of its tenant to end */
+	bool stashed;
 	struct exl3_check_env env;
 	char who[96];
 	uint32_t id;
@@ -105,6 +116,7 @@ struct exl3_dispatch {
 	uint32_t nr_lanes;
 	struct exl3_sched held; /* nothing is ever picked from it: order, deadlines and counts only */
 	struct exl3_list polled, dormant, muted;
+	struct exl3_tenant *waiting; /* those with channels that wait */
 	struct exl3_channel *dirty;
 	struct exl3_timer muted_timer;
 	uint32_t queue_depth, merge_max;
@@ -128,6 +140,24 @@ void exl3_channel_touch(struct exl3_channel *ch);
 void exl3_channel_try_free(struct exl3_channel *ch);
 void exl3_channels_publish(struct exl3_dispatch *d);
 void exl3_channels_on_muted(void *arg);
+void exl3_channel_poll(struct exl3_channel *ch); /* it is looked at in the next turn */
+/* Its requests are its tenant's, at the scheduler of its lane. */
+void exl3_channel_account(struct exl3_channel *ch);
+
+/* gate.c */
+/* Entries that may be taken from its ring now. */
+uint32_t exl3_gate_max(const struct exl3_channel *ch, uint64_t now_ns);
+void exl3_gate_took(struct exl3_channel *ch, uint32_t nr, uint64_t now_ns);
+/* A copied entry, and the one in the stash if there is one: false: it has to wait, in the stash. */
+bool exl3_gate_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe);
+bool exl3_gate_unstash(struct exl3_channel *ch);
+/* The line of its tenant: for a move to WAITING and away from it. */
+void exl3_gate_enter(struct exl3_channel *ch);
+void exl3_gate_leave(struct exl3_channel *ch);
+/* Lets go whoever can go on; true: somebody was. */
+bool exl3_gates_turn(struct exl3_dispatch *d, uint64_t now_ns);
+/* When the next one can because time has passed. */
+uint64_t exl3_gates_until(const struct exl3_dispatch *d, uint64_t now_ns);
 
 /* slice.c: which rows of the request the next launch has. */
 void exl3_slice_plan(struct exl3_request *req, struct exl3_pace *pace, uint64_t chunk_ns);
@@ -148,6 +178,9 @@ uint64_t exl3_lanes_until(const struct exl3_dispatch *d, uint64_t now_ns);
 
 /* dispatch.c: one copied entry of a channel; posts completions, queues requests. */
 void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe);
+/* Answers an entry that is not looked at any further. */
+void exl3_dispatch_refuse(struct exl3_channel *ch, const struct exl3_sqe *sqe, int code,
+			  enum exl3_detail detail);
 void exl3_dispatch_drop_queued(struct exl3_channel *ch);
 /* Does a device work beside which the loop should not spin? */
 bool exl3_dispatch_needs_cpu(const struct exl3_dispatch *d);

@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#define REFUSED_MAX      64u /* clients that are not served and still get an answer */
 #define PACKETS_PER_TURN 4 /* then the rings and other clients get their turn */
 #define HANDLES_STEP     64u
 #define SLOT_BITS        16u
@@ -250,6 +251,7 @@ void exl3_buffer_free(void *arg, struct exl3_buffer *buf)
 
 	if (b->peer)
 		dropped_del(b);
+	exl3_buffer_uncharge(buf);
 	*b = (struct exl3_buffer_job){
 		.w = w, .arena = buf->arena, .maker = buf->maker, .buf = buf};
 	b->job.run = run_buffer_free;
@@ -272,6 +274,47 @@ struct exl3_buffer *exl3_buffer_new(void)
 	b->buf = buf;
 	buf->refs = 1;
 	return buf;
+}
+
+int exl3_buffer_charge(struct exl3_buffer *buf, struct exl3_tenant *tenant, uint64_t bytes,
+		       const char *what, struct exl3_error *err)
+{
+	int rc = exl3_tenant_charge(tenant, bytes, what, err);
+
+	if (rc < 0)
+		return rc;
+	buf->tenant = exl3_tenant_get(tenant);
+	buf->charged = bytes;
+	return 0;
+}
+
+void exl3_buffer_recharge(struct exl3_buffer *buf, uint64_t bytes)
+{
+	if (!buf->tenant)
+		return;
+	buf->tenant->bytes += bytes - buf->charged;
+	buf->charged = bytes;
+}
+
+void exl3_buffer_uncharge(struct exl3_buffer *buf)
+{
+	if (!buf->tenant)
+		return;
+	exl3_tenant_uncharge(buf->tenant, buf->charged);
+	buf->tenant = exl3_tenant_put(buf->tenant);
+	buf->charged = 0;
+}
+
+static void move_buffer(struct exl3_buffer *buf, struct exl3_tenant *to)
+{
+	uint64_t charged = buf->charged;
+
+	if (!buf->tenant)
+		return;
+	exl3_buffer_uncharge(buf);
+	buf->tenant = exl3_tenant_get(to);
+	buf->charged = charged;
+	to->bytes += charged; /* it is held already, whatever the limit */
 }
 
 int exl3_peer_drop_buffer(struct exl3_peer *peer, uint32_t id)
@@ -448,7 +491,7 @@ static void on_peer(void *arg, uint32_t events)
 
 static void set_who(struct exl3_peer *peer)
 {
-	snprintf(peer->who, sizeof(peer->who), "client %d (%s)", (int)peer->pid,
+	snprintf(peer->who, sizeof(peer->who), "client %d (%s)", (int)peer->id.pid,
 		 peer->name[0] ? peer->name : "unnamed");
 }
 
@@ -462,41 +505,156 @@ void exl3_peer_set_name(struct exl3_peer *peer, const char *name)
 	set_who(peer);
 }
 
-int exl3_peer_new(struct exl3_worker *w, int fd, bool refused, struct exl3_error *err)
+bool exl3_peer_admin(const struct exl3_peer *peer)
 {
-	struct exl3_peer *peer;
-	struct ucred cred;
-	socklen_t len = sizeof(cred);
+	return peer->privileged || peer->tenant->conf.admin;
+}
+
+int exl3_peer_check_model(const struct exl3_peer *peer, const char *model, struct exl3_error *err)
+{
+	return peer->privileged ? 0 : exl3_tenant_check_model(peer->tenant, model, err);
+}
+
+/* Places are for many users: one alone cannot take all of them. */
+static int check_places(const struct exl3_peer *peer, struct exl3_error *err)
+{
+	const struct exl3_config *cfg = peer->w->cfg;
+	uint64_t max = cfg->clients_per_user, nr = 0;
+
+	if (peer->w->nr_peers - peer->w->nr_refused >= cfg->clients_max)
+		return exl3_errf(err, -EDQUOT,
+				 "%llu clients are connected, more are not allowed (clients-max): "
+				 "close one",
+				 (unsigned long long)cfg->clients_max);
+	if (!max)
+		max = cfg->clients_max - cfg->clients_max / 8;
+	if (peer->privileged)
+		return 0;
+	for (const struct exl3_peer *p = peer->w->peers; p; p = p->next)
+		nr += p->id.uid == peer->id.uid && !p->refused;
+	if (nr < max)
+		return 0;
+	return exl3_errf(err, -EDQUOT,
+			 "client refused: one user may have %llu clients (clients-per-user), uid %u "
+			 "has %llu",
+			 (unsigned long long)max, (unsigned)peer->id.uid, (unsigned long long)nr);
+}
+
+static int check_connect(const struct exl3_peer *peer, struct exl3_error *err)
+{
+	if (peer->tenant->conf.connect || peer->privileged)
+		return 0;
+	return exl3_errf(err, -EPERM,
+			 "client refused: uid %u is of tenant %s, which may not connect (connect)",
+			 (unsigned)peer->id.uid, peer->tenant->conf.name);
+}
+
+/* Whether it is served, or only told why not. */
+static void admit(struct exl3_peer *peer)
+{
+	int rc = check_connect(peer, &peer->refusal);
+
+	if (rc == 0)
+		rc = check_places(peer, &peer->refusal);
+	if (rc == 0)
+		rc = exl3_tenant_add_client(peer->tenant, &peer->refusal);
+	peer->refused = rc < 0;
+	peer->counted = rc == 0;
+	if (rc < 0)
+		exl3_log_limited(EXL3_LOG_INFO, "%s: %s", peer->who, peer->refusal.text);
+}
+
+int exl3_peer_new(struct exl3_worker *w, int fd, struct exl3_error *err)
+{
+	struct exl3_peer *peer = exl3_fault("peer.new") ? NULL : calloc(1, sizeof(*peer));
 	int rc;
 
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) < 0)
-		return exl3_errf(err, -errno, "client: SO_PEERCRED: %m");
-	peer = exl3_fault("peer.new") ? NULL : calloc(1, sizeof(*peer));
 	if (!peer)
-		return exl3_errf(err, -ENOMEM, "client %d: out of memory", (int)cred.pid);
+		return exl3_errf(err, -ENOMEM, "client: out of memory");
+	rc = exl3_identity_read(fd, &peer->id, err);
+	if (rc < 0) {
+		free(peer);
+		return rc;
+	}
 	peer->w = w;
 	peer->fd = fd;
-	peer->pid = cred.pid;
-	peer->uid = cred.uid;
-	peer->gid = cred.gid;
-	peer->admin = cred.uid == 0 || cred.uid == geteuid();
-	peer->refused = refused;
+	peer->privileged = peer->id.uid == 0 || peer->id.uid == geteuid();
 	peer->connected_ns = exl3_now_ns();
 	peer->replies_tail = &peer->replies;
 	set_who(peer);
 	rc = exl3_watch_add(w->loop, fd, POLLIN | POLLRDHUP, EXL3_WATCH_LEVEL, on_peer, peer,
 			    &peer->watch);
 	if (rc < 0) {
+		rc = exl3_errf(err, rc, "%s: out of memory", peer->who);
+		exl3_identity_fini(&peer->id);
 		free(peer);
-		return exl3_errf(err, rc, "client %d: out of memory", (int)cred.pid);
+		return rc;
 	}
+	peer->tenant = exl3_policy_match(&w->policy, &peer->id);
+	admit(peer);
+	if (peer->refused && w->nr_refused >= REFUSED_MAX) {
+		rc = exl3_errf(err, -EDQUOT, "%s was turned away: many that are refused are "
+			       "connected", peer->who);
+		exl3_watch_drop(w->loop, peer->watch);
+		exl3_identity_fini(&peer->id);
+		free(peer);
+		return rc;
+	}
+	exl3_tenant_get(peer->tenant);
+	w->nr_refused += peer->refused;
 	peer->next = w->peers;
 	if (peer->next)
 		peer->next->prev = peer;
 	w->peers = peer;
 	w->nr_peers++;
-	exl3_dbg("%s: connected", peer->who);
+	exl3_dbg("%s: connected, tenant %s", peer->who, peer->tenant->conf.name);
 	return 0;
+}
+
+/* All that it holds counts against another tenant from now on. */
+static void move_peer(struct exl3_peer *peer, struct exl3_tenant *to)
+{
+	struct exl3_buffer *making = exl3_arena_job_buffer(peer);
+
+	exl3_info("%s: is of tenant %s now", peer->who, to->conf.name);
+	for (uint32_t i = 0; i < EXL3_CHANNELS_MAX; i++) {
+		if (peer->channels[i])
+			exl3_channel_set_tenant(peer->channels[i], to);
+	}
+	for (uint32_t i = 0; i < EXL3_BUFFERS_MAX; i++) {
+		if (peer->buffers[i])
+			move_buffer(peer->buffers[i], to);
+	}
+	for (struct exl3_buffer_job *b = peer->dropped; b; b = b->next)
+		move_buffer(b->buf, to);
+	if (making)
+		move_buffer(making, to);
+	peer->tenant->clients -= peer->counted;
+	to->clients += peer->counted;
+	exl3_tenant_put(peer->tenant);
+	peer->tenant = exl3_tenant_get(to);
+}
+
+void exl3_peer_reconsider(struct exl3_peer *peer)
+{
+	struct exl3_tenant *t = exl3_policy_match(&peer->w->policy, &peer->id);
+	struct exl3_error err;
+
+	if (t != peer->tenant)
+		move_peer(peer, t);
+	if (check_connect(peer, &err) < 0) {
+		exl3_peer_disconnect(peer, err.text);
+		return;
+	}
+	for (uint32_t i = 0; i < peer->nr_handles; i++) {
+		const struct exl3_handle *h = &peer->handles[i];
+
+		if (h->type != EXL3_HANDLE_NONE && h->model &&
+		    exl3_peer_check_model(peer, h->model->name, &err) < 0) {
+			exl3_peer_disconnect(peer, err.text);
+			return;
+		}
+	}
 }
 
 struct exl3_peer *exl3_peer_free(struct exl3_peer *peer)
@@ -537,6 +695,10 @@ struct exl3_peer *exl3_peer_free(struct exl3_peer *peer)
 	if (peer->next)
 		peer->next->prev = peer->prev;
 	w->nr_peers--;
+	w->nr_refused -= peer->refused;
+	peer->tenant->clients -= peer->counted;
+	exl3_tenant_put(peer->tenant);
+	exl3_identity_fini(&peer->id);
 	free(peer);
 	return NULL;
 }

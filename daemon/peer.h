@@ -10,6 +10,7 @@
 
 #include "daemon/check.h"
 #include "daemon/dispatch.h"
+#include "daemon/tenant.h"
 #include "daemon/worker.h"
 
 #include <sys/types.h>
@@ -38,12 +39,14 @@ struct exl3_peer {
 	struct exl3_peer *next, *prev;
 	int fd; /* owned; control socket */
 	struct exl3_watch *watch;
-	pid_t pid; /* of SO_PEERCRED, as the next two; only to be shown */
-	uid_t uid;
-	gid_t gid;
+	struct exl3_identity id; /* owned */
+	struct exl3_tenant *tenant; /* counted */
+	bool privileged; /* root or the daemon's own user: may connect, administer and use every model */
+	bool counted;    /* among its tenant's clients: all but those that are refused */
 	char name[64]; /* its own word, printable */
 	char who[96];  /* for the log */
-	bool admin, hello, refused, closing;
+	bool hello, refused, closing;
+	struct exl3_error refusal; /* what its first request is answered with, if refused */
 	uint64_t connected_ns;
 	struct exl3_counters counters;
 
@@ -70,8 +73,17 @@ struct exl3_peer {
 	uint32_t nr_replies;
 };
 
-/* Takes @fd over on success. @refused: one too many; its first request is answered with -EDQUOT. */
-int exl3_peer_new(struct exl3_worker *w, int fd, bool refused, struct exl3_error *err);
+/* Takes @fd over on success. A client that may not connect, or is one too many, is refused: its first request
+ * is answered with the reason. */
+int exl3_peer_new(struct exl3_worker *w, int fd, struct exl3_error *err);
+/* May it load, unload and drain? */
+bool exl3_peer_admin(const struct exl3_peer *peer);
+/* 0, or -EPERM: its tenant may not use that model. */
+int exl3_peer_check_model(const struct exl3_peer *peer, const char *model, struct exl3_error *err);
+/* After a change of the policy: counts against the tenant that it belongs to now, with all that it holds. A
+ * client that may no longer connect, or has a model open that it may no longer use, is disconnected; it learns
+ * why when it connects again. */
+void exl3_peer_reconsider(struct exl3_peer *peer);
 struct exl3_peer *exl3_peer_free(struct exl3_peer *peer);
 void exl3_peer_set_name(struct exl3_peer *peer, const char *name);
 
@@ -97,6 +109,13 @@ struct exl3_buffer *exl3_peer_buffer(void *peer, uint32_t id);  /* NULL: no such
 int exl3_peer_drop_buffer(struct exl3_peer *peer, uint32_t id); /* -ENOENT */
 /* One reference, no memory yet; to be freed by exl3_buffer_free() once it has an arena. */
 struct exl3_buffer *exl3_buffer_new(void);
+/* Before it has memory: its bytes count against the tenant until it is freed. -EDQUOT names the limit.
+ * @what: "arena", ... */
+int exl3_buffer_charge(struct exl3_buffer *buf, struct exl3_tenant *tenant, uint64_t bytes,
+		       const char *what, struct exl3_error *err);
+/* It has turned out to be that large. */
+void exl3_buffer_recharge(struct exl3_buffer *buf, uint64_t bytes);
+void exl3_buffer_uncharge(struct exl3_buffer *buf);
 void exl3_buffer_free(void *worker, struct exl3_buffer *buf); /* the last reference is gone */
 
 int exl3_peer_target(void *peer, uint32_t handle, struct exl3_target *ret);

@@ -23,7 +23,6 @@
 #include <unistd.h>
 
 #define MESSAGES_PER_TURN 16  /* of the supervisor, then clients get their turn */
-#define REFUSED_MAX       64u /* clients beyond clients-max that still get an answer */
 #define RELAX             16  /* pauses between two looks of a spinning loop */
 
 /* ---- supervisor ---- */
@@ -201,6 +200,21 @@ static void drop_fresh(struct exl3_worker *w)
 	w->fresh = NULL;
 }
 
+static void reload_policy(struct exl3_worker *w)
+{
+	struct exl3_peer *next;
+	struct exl3_error err;
+
+	if (exl3_policy_apply(&w->policy, w->cfg, &err) < 0) {
+		exl3_err("reload: %s; the policy is as before", err.text);
+		return;
+	}
+	for (struct exl3_peer *peer = w->peers; peer; peer = next) {
+		next = peer->next;
+		exl3_peer_reconsider(peer);
+	}
+}
+
 static void reload_go(struct exl3_worker *w)
 {
 	const struct exl3_device *device;
@@ -212,6 +226,7 @@ static void reload_go(struct exl3_worker *w)
 	exl3_dispatch_set_spin(w->dispatch, w->cfg->spin_us * 1000);
 	exl3_dispatch_set_slack(w->dispatch, w->cfg->launch_timeout_s * 1000000000u);
 	exl3_dispatch_set_chunk(w->dispatch, w->cfg->chunk_us * 1000);
+	reload_policy(w);
 	for (size_t i = 0; i < w->fresh->nr_models && !w->draining; i++) {
 		const struct exl3_config_model *m = &w->fresh->models[i];
 
@@ -265,15 +280,8 @@ static void reload(struct exl3_worker *w, const struct exl3_sup_msg *msg)
 static void take_client(struct exl3_worker *w, int fd)
 {
 	struct exl3_error err;
-	bool full = w->nr_peers >= w->cfg->clients_max;
 
-	if (w->nr_peers >= w->cfg->clients_max + REFUSED_MAX) {
-		exl3_log_limited(EXL3_LOG_WARN, "a client was turned away: %u are connected",
-				 w->nr_peers);
-		exl3_loop_close(w->loop, &fd);
-		return;
-	}
-	if (exl3_peer_new(w, fd, full, &err) < 0) {
+	if (exl3_peer_new(w, fd, &err) < 0) {
 		exl3_log_limited(EXL3_LOG_WARN, "%s", err.text);
 		exl3_loop_close(w->loop, &fd);
 	}
@@ -553,6 +561,9 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 	}
 	if (rc < 0)
 		return rc;
+	rc = exl3_policy_apply(&w->policy, w->cfg, err);
+	if (rc < 0)
+		return rc;
 	exl3_models_init(&w->models, w->loop, w->loads);
 	w->models.event = on_model;
 	w->models.want = want_kept;
@@ -626,6 +637,7 @@ static void worker_fini(struct exl3_worker *w)
 		w->signal_watch = exl3_watch_drop(w->loop, w->signal_watch);
 	}
 	w->loop = exl3_loop_free(w->loop);
+	exl3_policy_fini(&w->policy);
 	drop_fresh(w);
 	exl3_devices_close(&w->devices);
 	exl3_closep(&w->signal_fd);

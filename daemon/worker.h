@@ -10,6 +10,7 @@
 #include "daemon/jobs.h"
 #include "daemon/loop.h"
 #include "daemon/models.h"
+#include "daemon/tenant.h"
 #include "daemon/supmsg.h"
 
 #include <sys/types.h>
@@ -25,8 +26,9 @@ struct exl3_worker {
 	struct exl3_models models;
 	struct exl3_dispatch *dispatch;
 
+	struct exl3_policy policy;
 	struct exl3_peer *peers; /* list */
-	uint32_t nr_peers;
+	uint32_t nr_peers, nr_refused; /* clients; those among them that are only told why not */
 	int control_fd, signal_fd;
 	struct exl3_watch *control_watch, *signal_watch;
 	struct exl3_timer beat, drain_timer;

@@ -190,6 +190,7 @@ enum exl3_detail {
 	EXL3_DETAIL_KERNEL = 10,  /* no kernel for this shape and type, or not of that name */
 	EXL3_DETAIL_MODEL = 11,   /* the module's model was unloaded */
 	EXL3_DETAIL_OVERLAP = 12, /* y overlaps an input */
+	EXL3_DETAIL_LIMIT = 13,   /* more rows than the tenant may have in flight */
 	EXL3_DETAIL_NR
 };
 
