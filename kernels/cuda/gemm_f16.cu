@@ -5,15 +5,15 @@
  * The weights are rebuilt once per call, with both Hadamards in them, so x and y need no transform. This
  * costs about what writing and reading k n halves costs, whatever m is.
  *
- *   block   128 (k) x 128 (n), 8 warps; H128 = H8 (x) H16: H16 is one MMA with a +-1 operand, H8 is
- *           three butterfly stages across the eight tiles that a warp holds in registers
+ *   block   128 (k) x 128 (n), 8 warps; H128 = H8 (x) H16: H8 is three butterfly stages across the eight
+ *           tiles that a warp holds in registers, H16 is one MMA with a +-1 operand behind them
  *   1       warp v: n-tile v, k-tiles 0..7: A = decoded weights (rows n), B = H16 / 4   -> [n][k], H over k
  *   2       * suh, f16, through shared memory; warp v: k 16v..16v+15, n-tiles 0..7: A = H16 / 32, B = [n][k]
  *   3       * svh, output type, through shared memory again, 16-byte stores to w[n][k]
  *
  *   time    | fetch i+1, store i-1, 1 of i | barrier | 2, 3 of i | barrier | fetch i+2, store i, ...
  *
- * The error of a product is that of rounding each weight to f16 or bf16 once (and two f16 roundings before).
+ * The error of a product is that of rounding each weight to f16 or bf16 once, and up to eight f16 roundings before.
  */
 #include "kernels/cuda/gemm_decode.cuh"
 #include "kernels/cuda/gemm_f16.h"
@@ -48,8 +48,11 @@ static __device__ __forceinline__ uint32_t chunk_at(uint32_t n, uint32_t c)
 	return n * 256 + ((c ^ (n & 7)) << 4);
 }
 
-/* Butterflies across eight tiles of eight values each. */
-static __device__ __forceinline__ void hadamard8(float (&v)[8][8])
+/*
+ * Butterflies across eight tiles of four registers, two f16 each. Before the MMA that has H16, as the two
+ * commute: half the instructions of doing it in f32 behind it.
+ */
+static __device__ __forceinline__ void hadamard8(uint32_t (&v)[8][4])
 {
 #pragma unroll
 	for (int s = 1; s < 8; s <<= 1)
@@ -57,12 +60,23 @@ static __device__ __forceinline__ void hadamard8(float (&v)[8][8])
 		for (int t = 0; t < 8; t++)
 			if (!(t & s))
 #pragma unroll
-				for (int i = 0; i < 8; i++) {
-					float x = v[t][i], z = v[t + s][i];
+				for (int i = 0; i < 4; i++) {
+					const __half2 x = *(__half2 *)&v[t][i];
+					const __half2 z = *(__half2 *)&v[t + s][i];
+					const __half2 sum = __hadd2(x, z), difference = __hsub2(x, z);
 
-					v[t][i] = x + z;
-					v[t + s][i] = x - z;
+					v[t][i] = *(const uint32_t *)&sum;
+					v[t + s][i] = *(const uint32_t *)&difference;
 				}
+}
+
+/* Four 8x8 matrices of 16-bit values: lane l gives the address of row l & 7 of matrix l >> 3. */
+static __device__ __forceinline__ void store_matrices(uint32_t at, uint32_t r0, uint32_t r1,
+						      uint32_t r2, uint32_t r3)
+{
+	asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+		     "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+		     : "memory");
 }
 
 static __device__ __forceinline__ void mma8(float (&d)[8], const uint32_t (&a)[4],
@@ -120,6 +134,17 @@ static __device__ __forceinline__ void unpack_fetch(const unpack_args &a, unpack
 	}
 }
 
+/* Where a lane's row of the matrices of tile t lies in a buffer: at[t & 3] + 128 (t >> 2). @row: of the first. */
+static __device__ __forceinline__ void matrix_rows(uint32_t buffer, int row, int chunk, int lane,
+						   uint32_t (&at)[4])
+{
+	const uint32_t n = row + (lane & 7) + 8 * (lane >> 3 & 1);
+
+#pragma unroll
+	for (int t = 0; t < 4; t++)
+		at[t] = buffer + chunk_at(n, chunk + 2 * t + (lane >> 4));
+}
+
 /* Steps 1 and, to shared memory, * suh: rows n = 16 warp + g (+ 8), columns k = 16 t + 2q (+ 1, 8, 9). */
 template <int RATE2, int CB>
 static __device__ __forceinline__ void unpack_over_k(const unpack_args &a, unpack_smem<RATE2> &sm,
@@ -133,36 +158,35 @@ static __device__ __forceinline__ void unpack_over_k(const unpack_args &a, unpac
 			       hadamard_pair(quarter, 2 * q + 8, g + 8, 2 * q + 9, g + 8)};
 	const uint32_t *tile = (const uint32_t *)sm.trellis[from] + warp * run<RATE2>::WORDS;
 	const __half2 *su = (const __half2 *)(a.suh + kb * 128 + 2 * q);
-	float v[8][8];
+	uint32_t f[8][4], at[4];
 
+	matrix_rows(smem_addr(sm.half), 16 * warp, 0, lane, at);
 #pragma unroll
 	for (int t = 0; t < 8; t++) {
-		uint32_t r[run<RATE2>::NV], f[4];
+		uint32_t r[run<RATE2>::NV];
 
 		load_run<RATE2>(tile + t * 8 * run<RATE2>::WORDS, lane, r);
-		decode_a<RATE2, CB>(r, f);
-#pragma unroll
-		for (int i = 0; i < 8; i++)
-			v[t][i] = 0.0f;
-		mma8(v[t], f, h);
+		decode_a<RATE2, CB>(r, f[t]);
 	}
-	hadamard8(v);
-	uint8_t *to = sm.half + (16 * warp + g) * 256 + 4 * q;
-
+	hadamard8(f);
 #pragma unroll
-	for (int x = 0; x < 8; x++) { /* chunks x and x + 8 */
-		uint8_t *at = to + ((x ^ g) << 4);
+	for (int t = 0; t < 8; t++) {
+		float d[8] = {};
+		uint32_t o[4];
 
+		mma8(d, f[t], h);
 #pragma unroll
-		for (int hi = 0; hi < 2; hi++) {
-			const int t = x / 2 + 4 * hi, j = x & 1;
-			const __half2 f = __ldg(su + 8 * t + 4 * j);
+		for (int j = 0; j < 2; j++) {
+			const __half2 u = __ldg(su + 8 * t + 4 * j);
+#pragma unroll
+			for (int e = 0; e < 2; e++) {
+				const __half2 v = __hmul2(
+					__floats2half2_rn(d[4 * j + 2 * e], d[4 * j + 2 * e + 1]), u);
 
-			*(__half2 *)(at + 128 * hi) =
-				__hmul2(__floats2half2_rn(v[t][4 * j], v[t][4 * j + 1]), f);
-			*(__half2 *)(at + 128 * hi + 8 * 256) =
-				__hmul2(__floats2half2_rn(v[t][4 * j + 2], v[t][4 * j + 3]), f);
+				o[2 * j + e] = *(const uint32_t *)&v;
+			}
 		}
+		store_matrices(at[t & 3] + 128 * (t >> 2), o[0], o[1], o[2], o[3]);
 	}
 }
 
@@ -176,45 +200,46 @@ static __device__ __forceinline__ void unpack_over_n(unpack_smem<RATE2> &sm, int
 			       hadamard_pair(scale, g + 8, 2 * q, g + 8, 2 * q + 1),
 			       hadamard_pair(scale, g, 2 * q + 8, g, 2 * q + 9),
 			       hadamard_pair(scale, g + 8, 2 * q + 8, g + 8, 2 * q + 9)};
-	const uint32_t from = smem_addr(sm.half) +
-			      chunk_at((lane & 7) + 8 * (lane >> 3 & 1), 2 * warp + (lane >> 4));
-	float v[8][8];
-
-#pragma unroll
-	for (int t = 0; t < 8; t++) {
-		uint32_t b[4];
-
-		asm volatile(
-			"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-			: "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-			: "r"(from + t * 16 * 256));
-#pragma unroll
-		for (int i = 0; i < 8; i++)
-			v[t][i] = 0.0f;
-		mma8(v[t], h, b);
-	}
-	hadamard8(v);
-	uint8_t *to[2] = {sm.out + chunk_at(g, 2 * warp) + 4 * q,
-			  sm.out + chunk_at(g, 2 * warp + 1) + 4 * q};
+	/* The same rows and chunks of both buffers: 16 columns k of this warp. */
+	const uint32_t at = chunk_at((lane & 7) + 8 * (lane >> 3 & 1), 2 * warp + (lane >> 4));
+	const uint32_t from = smem_addr(sm.half) + at, to = smem_addr(sm.out) + at;
+	uint32_t b[8][4];
 
 #pragma unroll
 	for (int t = 0; t < 8; t++)
+		asm volatile(
+			"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+			: "=r"(b[t][0]), "=r"(b[t][1]), "=r"(b[t][2]), "=r"(b[t][3])
+			: "r"(from + t * 16 * 256)
+			: "memory");
+	hadamard8(b);
+#pragma unroll
+	for (int t = 0; t < 8; t++) {
+		float d[8] = {};
+		uint32_t o[4];
+
+		mma8(d, h, b[t]);
 #pragma unroll
 		for (int e = 0; e < 2; e++) {
 			const float sv = sm.svh[16 * t + 8 * e + g];
 
 #pragma unroll
 			for (int j = 0; j < 2; j++) {
-				const float x = v[t][4 * j + 2 * e] * sv,
-					    y = v[t][4 * j + 2 * e + 1] * sv;
-				uint8_t *p = to[j] + (16 * t + 8 * e) * 256;
+				const float x = d[4 * j + 2 * e] * sv, y = d[4 * j + 2 * e + 1] * sv;
 
-				if (BF16)
-					*(__nv_bfloat162 *)p = __floats2bfloat162_rn(x, y);
-				else
-					*(__half2 *)p = __floats2half2_rn(x, y);
+				if (BF16) {
+					const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
+
+					o[2 * j + e] = *(const uint32_t *)&v;
+				} else {
+					const __half2 v = __floats2half2_rn(x, y);
+
+					o[2 * j + e] = *(const uint32_t *)&v;
+				}
 			}
 		}
+		store_matrices(to + t * 16 * 256, o[0], o[1], o[2], o[3]);
+	}
 }
 
 template <int RATE2>
