@@ -171,6 +171,8 @@ int exl3_verb_status(struct exl3_call *c)
 	s->channels = exl3_dispatch_channels(w->dispatch);
 	s->requests = counters->requests;
 	s->errors = counters->errors;
+	s->launches = counters->launches;
+	s->launch_ns = counters->launch_ns;
 	s->supervisor_pid = (int32_t)w->supervisor;
 	s->worker_pid = (int32_t)getpid();
 	s->syscalls = exl3_loop_syscalls(w->loop) + exl3_dispatch_syscalls(w->dispatch);

@@ -319,6 +319,8 @@ static void learn(struct exl3_lane *lane, const struct exl3_launch *l, uint64_t 
 {
 	uint32_t rows = 0;
 
+	lane->d->counters.launches++;
+	lane->d->counters.launch_ns += exec_ns;
 	for (uint32_t i = 0; i < l->nr; i++)
 		rows += l->rows[i].m;
 	exl3_chunk_learn(&lane->pace, &((struct exl3_request *)l->items[0])->c, rows, exec_ns);

@@ -33,6 +33,7 @@ struct exl3_tenant;
 /* Counted per client and for the worker. */
 struct exl3_counters {
 	uint64_t requests, errors, rows;
+	uint64_t launches, launch_ns; /* the worker's only */
 };
 
 struct exl3_dispatch_options {

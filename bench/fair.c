@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fair.c - shares of several tenants that want more than the device has, and a light one beside a flood.
+ *
+ *   build/bench/fair [--daemon FILE] [--backend B] --model DIR [--module NAME] [--mlp] [--rows N]
+ *                    [--chunk-us N] [--seconds S] [-o FILE]
+ *
+ * Needs root: tenants are told apart by uid, and every client process here is another one. Modes:
+ *   shares-1:1:1, shares-1:2:4   three tenants of these weights, two clients each, each with 8 requests of a
+ *               sixteenth of --rows rows in flight; share: of all rows; jain: index of rate over weight
+ *   alone       a client that sends one row, waits for it, and pauses for up to 2 chunks
+ *   beside      the same beside a tenant that keeps 8 requests of --rows rows in flight
+ * chunk_us of a mode is the mean time on the device of one launch of that flood, as the daemon counts it.
+ */
+#include "bench/bench.h"
+#include "client/internal.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define UID         20001 /* of the first tenant; no such users are needed */
+#define TENANTS     3
+#define CLIENTS_MAX 6
+#define DEPTH       8
+#define SAMPLES_MAX 100000
+
+struct options {
+	const char *daemon, *backend, *model, *module, *output;
+	bool mlp;
+	unsigned rows, chunk_us;
+	double seconds;
+	char dir[64], socket[96];
+};
+
+/* In memory that the client processes share with us. */
+struct shared {
+	uint32_t ready, go, stop; /* atomic */
+	struct per_client {
+		uint64_t rows; /* atomic; of requests that are complete */
+		uint32_t samples;
+		float us[SAMPLES_MAX];
+		char error[256];
+	} client[CLIENTS_MAX];
+};
+
+static struct shared *shared;
+
+static void die(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
+static void die(const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	fprintf(stderr, "fair: ");
+	vfprintf(stderr, fmt, ap);
+	fprintf(stderr, "\n");
+	va_end(ap);
+	exit(1);
+}
+
+/* ---- a daemon of ours ---- */
+
+static pid_t daemon_start(const struct options *o, const unsigned weight[TENANTS])
+{
+	char model[512], chunk[16], text[TENANTS][2][64];
+	const char *argv[32];
+	struct exl3_client *c = NULL;
+	struct exl3_model *m;
+	int n = 0;
+	pid_t pid;
+
+	snprintf(model, sizeof(model), "bench=%s", o->model);
+	snprintf(chunk, sizeof(chunk), "%u", o->chunk_us);
+	argv[n++] = o->daemon;
+	argv[n++] = "--socket", argv[n++] = o->socket;
+	argv[n++] = "--backend", argv[n++] = o->backend;
+	argv[n++] = "--log-level", argv[n++] = "warning";
+	argv[n++] = "--model", argv[n++] = model;
+	argv[n++] = "--chunk-us", argv[n++] = chunk;
+	for (int t = 0; t < TENANTS; t++) {
+		snprintf(text[t][0], sizeof(text[t][0]), "t%d:users=%d", t, UID + t);
+		snprintf(text[t][1], sizeof(text[t][1]), "t%d:weight=%u", t, weight[t] * 100);
+		argv[n++] = "--tenant", argv[n++] = text[t][0];
+		argv[n++] = "--tenant", argv[n++] = text[t][1];
+	}
+	argv[n] = NULL;
+	pid = fork();
+	if (pid < 0)
+		die("fork: %m");
+	if (pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGTERM);
+		execv(o->daemon, (char *const *)(uintptr_t)argv);
+		fprintf(stderr, "fair: %s: %m\n", o->daemon);
+		_exit(127);
+	}
+	for (int i = 0; exl3_connect(o->socket, "fair", &c) < 0; i++) {
+		if (i == 300 || waitpid(pid, NULL, WNOHANG) == pid)
+			die("the daemon does not start: %s", exl3_last_error());
+		usleep(100000);
+	}
+	for (int i = 0; exl3_model_open(c, "bench", &m) < 0; i++) {
+		if (exl3_client_err()->code != -EAGAIN || i == 600)
+			die("%s: %s", o->model, exl3_last_error());
+		usleep(100000);
+	}
+	exl3_close(c);
+	return pid;
+}
+
+static void daemon_stop(pid_t pid)
+{
+	kill(pid, SIGTERM);
+	waitpid(pid, NULL, 0);
+}
+
+/* Launches and their time since the worker started. */
+static void launches(const struct options *o, uint64_t *nr, uint64_t *ns)
+{
+	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
+	Exl3__Status body = EXL3__STATUS__INIT;
+	Exl3__Request req = EXL3__REQUEST__INIT;
+	struct exl3_client *c;
+
+	req.body_case = EXL3__REQUEST__BODY_STATUS;
+	req.status = &body;
+	if (exl3_connect(o->socket, "fair", &c) < 0 ||
+	    exl3_client_call(c, &req, EXL3__REPLY__BODY_STATUS, EXL3_CALL_TIMEOUT_NS, &reply, NULL,
+			     0) < 0)
+		die("status: %s", exl3_last_error());
+	*nr = reply->status->launches;
+	*ns = reply->status->launch_ns;
+	exl3_close(c);
+}
+
+/* ---- client processes ---- */
+
+struct work {
+	struct exl3_client *c;
+	struct exl3_channel *ch;
+	struct exl3_module *mod;
+	exl3_ref x, y;
+};
+
+static int work_open(const struct options *o, unsigned rows, struct work *w)
+{
+	struct exl3_module_info info;
+	struct exl3_arena *arena;
+	struct exl3_model *m;
+
+	if (exl3_connect(o->socket, "fair", &w->c) < 0 || exl3_channel_new(w->c, 16, &w->ch) < 0 ||
+	    exl3_model_open(w->c, "bench", &m) < 0 ||
+	    exl3_module_open(m, o->module, o->mlp ? EXL3_KIND_MLP : EXL3_KIND_LINEAR, &w->mod) < 0)
+		return -1;
+	exl3_module_get_info(w->mod, &info);
+	if (exl3_arena_new(w->c, 2ull * rows * (info.k_logical + info.n_logical) + 8192, &arena) < 0)
+		return -1;
+	w->x = exl3_arena_ref(arena, exl3_arena_alloc(arena, 2ull * rows * info.k_logical));
+	w->y = exl3_arena_ref(arena, exl3_arena_alloc(arena, 2ull * rows * info.n_logical));
+	return 0;
+}
+
+static int send_rows(const struct options *o, struct work *w, unsigned rows)
+{
+	struct exl3_sqe *sqe = exl3_sq_get(w->ch);
+
+	if (!sqe)
+		return -1;
+	if (o->mlp)
+		exl3_prep_mlp(sqe, w->mod, w->x, EXL3_F16, w->y, EXL3_F16, rows);
+	else
+		exl3_prep_linear(sqe, w->mod, w->x, EXL3_F16, w->y, EXL3_F16, rows);
+	return exl3_submit(w->ch) < 0 ? -1 : 0;
+}
+
+static int take(struct work *w)
+{
+	struct exl3_cqe cqe;
+
+	return exl3_wait(w->ch, &cqe, 60000000000ull) == 1 && cqe.result == 0 ? 0 : -1;
+}
+
+static bool running(void)
+{
+	return !__atomic_load_n(&shared->stop, __ATOMIC_RELAXED);
+}
+
+static void wait_go(void)
+{
+	__atomic_fetch_add(&shared->ready, 1, __ATOMIC_SEQ_CST);
+	while (!__atomic_load_n(&shared->go, __ATOMIC_ACQUIRE))
+		usleep(200);
+}
+
+/* Keeps DEPTH requests of @rows rows in flight. */
+static int flood(const struct options *o, struct per_client *me, unsigned rows)
+{
+	struct work w = {0};
+
+	if (work_open(o, rows, &w) < 0 || send_rows(o, &w, rows) < 0 || take(&w) < 0)
+		return -1;
+	wait_go();
+	for (int i = 0; i < DEPTH; i++) {
+		if (send_rows(o, &w, rows) < 0)
+			return -1;
+	}
+	while (running()) {
+		if (take(&w) < 0 || send_rows(o, &w, rows) < 0)
+			return -1;
+		__atomic_fetch_add(&me->rows, rows, __ATOMIC_RELAXED);
+	}
+	return 0;
+}
+
+/* One row at a time, at moments that have nothing to do with the flood's. */
+static int light(const struct options *o, struct per_client *me)
+{
+	unsigned short seed[3] = {1, 2, 3};
+	struct work w = {0};
+
+	if (work_open(o, 1, &w) < 0)
+		return -1;
+	for (int i = 0; i < 20; i++) {
+		if (send_rows(o, &w, 1) < 0 || take(&w) < 0)
+			return -1;
+	}
+	wait_go();
+	usleep(200000);
+	while (running() && me->samples < SAMPLES_MAX) {
+		uint64_t start = exl3_now_ns();
+
+		if (send_rows(o, &w, 1) < 0 || take(&w) < 0)
+			return -1;
+		me->us[me->samples++] = (float)(exl3_now_ns() - start) / 1000;
+		usleep((useconds_t)(erand48(seed) * 2 * o->chunk_us));
+	}
+	return 0;
+}
+
+static pid_t client_start(const struct options *o, unsigned nth, unsigned tenant, unsigned rows)
+{
+	struct per_client *me = &shared->client[nth];
+	pid_t pid = fork();
+	int rc;
+
+	if (pid < 0)
+		die("fork: %m");
+	if (pid)
+		return pid;
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (setgroups(0, NULL) < 0 || setresuid(UID + tenant, UID + tenant, UID + tenant) < 0)
+		_exit(1);
+	rc = rows ? flood(o, me, rows) : light(o, me);
+	if (rc < 0) {
+		snprintf(me->error, sizeof(me->error), "%s", exl3_last_error());
+		__atomic_fetch_add(&shared->ready, 1, __ATOMIC_SEQ_CST);
+	}
+	_exit(rc < 0);
+}
+
+/* Mean time of a launch while they run. */
+static double run(const struct options *o, unsigned nr, pid_t *pids)
+{
+	uint64_t launches0, launches1, ns0, ns1;
+
+	while (__atomic_load_n(&shared->ready, __ATOMIC_SEQ_CST) < nr)
+		usleep(1000);
+	__atomic_store_n(&shared->go, 1, __ATOMIC_RELEASE);
+	usleep(300000);
+	launches(o, &launches0, &ns0);
+	for (unsigned i = 0; i < nr; i++) /* shares are those of the time when all want something */
+		__atomic_store_n(&shared->client[i].rows, 0, __ATOMIC_RELAXED);
+	usleep((useconds_t)(o->seconds * 1e6));
+	launches(o, &launches1, &ns1);
+	__atomic_store_n(&shared->stop, 1, __ATOMIC_RELEASE);
+	for (unsigned i = 0; i < nr; i++) {
+		kill(pids[i], SIGKILL); /* what a flood still has in flight is of no interest */
+		waitpid(pids[i], NULL, 0);
+		if (shared->client[i].error[0])
+			die("client %u: %s", i, shared->client[i].error);
+	}
+	return launches1 > launches0 ? (double)(ns1 - ns0) / (double)(launches1 - launches0) / 1000 : 0;
+}
+
+/* ---- modes ---- */
+
+static void shares(const struct options *o, struct bench_file *f, const unsigned weight[TENANTS])
+{
+	double rate[TENANTS], all = 0, sum = 0, squares = 0, worst = 0, jain, chunk;
+	pid_t daemon = daemon_start(o, weight), pids[CLIENTS_MAX];
+	unsigned weights = 0;
+
+	memset(shared, 0, sizeof(*shared));
+	for (unsigned i = 0; i < CLIENTS_MAX; i++)
+		pids[i] = client_start(o, i, i / 2, o->rows / 16);
+	chunk = run(o, CLIENTS_MAX, pids);
+	daemon_stop(daemon);
+	for (int t = 0; t < TENANTS; t++) {
+		rate[t] = (double)(shared->client[2 * t].rows + shared->client[2 * t + 1].rows) /
+			  o->seconds;
+		all += rate[t];
+		sum += rate[t] / weight[t];
+		squares += rate[t] / weight[t] * rate[t] / weight[t];
+		weights += weight[t];
+	}
+	jain = sum * sum / (TENANTS * squares);
+	for (int t = 0; t < TENANTS; t++) {
+		double want = (double)weight[t] / weights, off = rate[t] / all / want - 1;
+
+		if (off < 0)
+			off = -off;
+		worst = off > worst ? off : worst;
+		bench_row(f, "shares-%u:%u:%u,%u,%.0f,%.4f,,,%.1f,%.4f", weight[0], weight[1],
+			  weight[2], weight[t], rate[t], rate[t] / all, chunk, jain);
+	}
+	printf("weights %u:%u:%u: shares %.3f %.3f %.3f, worst deviation %.1f %%, Jain index %.4f, mean "
+	       "launch %.0f us\n",
+	       weight[0], weight[1], weight[2], rate[0] / all, rate[1] / all, rate[2] / all,
+	       worst * 100, jain, chunk);
+	fflush(stdout);
+}
+
+static void latency(const struct options *o, struct bench_file *f, bool beside)
+{
+	static const unsigned weight[TENANTS] = {1, 1, 1};
+	pid_t daemon = daemon_start(o, weight), pids[CLIENTS_MAX];
+	struct per_client *me = &shared->client[0];
+	double *us = calloc(SAMPLES_MAX, sizeof(*us)), p50, p99, chunk;
+
+	if (!us)
+		die("out of memory");
+	memset(shared, 0, sizeof(*shared));
+	pids[0] = client_start(o, 0, 0, 0);
+	if (beside)
+		pids[1] = client_start(o, 1, 1, o->rows);
+	chunk = run(o, beside ? 2 : 1, pids);
+	daemon_stop(daemon);
+	if (!me->samples)
+		die("not one request of the light tenant");
+	for (uint32_t i = 0; i < me->samples; i++)
+		us[i] = (double)me->us[i];
+	p50 = bench_quantile(us, me->samples, 0.5);
+	p99 = bench_quantile(us, me->samples, 0.99);
+	bench_row(f, "%s,1,%.0f,,%.1f,%.1f,%.1f,", beside ? "beside" : "alone",
+		  beside ? (double)shared->client[1].rows / o->seconds : 0.0, p50, p99, chunk);
+	printf("light tenant %s: p50 %.0f us, p99 %.0f us (%u requests), mean launch %.0f us",
+	       beside ? "beside the flood" : "alone", p50, p99, me->samples, chunk);
+	if (beside)
+		printf(": p99 %.2f launches; flood %.0f rows/s", p99 / chunk,
+		       (double)shared->client[1].rows / o->seconds);
+	putchar('\n');
+	fflush(stdout);
+	free(us);
+}
+
+static void parse_options(struct options *o, int argc, char **argv)
+{
+	for (int i = 1; i < argc; i++) {
+		const char *v = i + 1 < argc ? argv[i + 1] : NULL;
+
+		if (!strcmp(argv[i], "--mlp")) {
+			o->mlp = true;
+			continue;
+		}
+		if (!v)
+			die("%s: value missing", argv[i]);
+		if (!strcmp(argv[i], "--daemon"))
+			o->daemon = v;
+		else if (!strcmp(argv[i], "--backend"))
+			o->backend = v;
+		else if (!strcmp(argv[i], "--model"))
+			o->model = v;
+		else if (!strcmp(argv[i], "--module"))
+			o->module = v;
+		else if (!strcmp(argv[i], "--rows"))
+			o->rows = (unsigned)atoi(v);
+		else if (!strcmp(argv[i], "--chunk-us"))
+			o->chunk_us = (unsigned)atoi(v);
+		else if (!strcmp(argv[i], "--seconds"))
+			o->seconds = atof(v);
+		else if (!strcmp(argv[i], "-o"))
+			o->output = v;
+		else
+			die("%s: unknown option", argv[i]);
+		i++;
+	}
+	if (!o->model || o->rows < 16 || o->rows > EXL3_M_MAX || !o->chunk_us || !(o->seconds > 0))
+		die("--model DIR, --rows 16..%u, --chunk-us and --seconds above 0", EXL3_M_MAX);
+}
+
+int main(int argc, char **argv)
+{
+	static const unsigned equal[TENANTS] = {1, 1, 1}, unequal[TENANTS] = {1, 2, 4};
+	struct options o = {.daemon = "build/exl3-daemon",
+			    .backend = "cpu",
+			    .module = "model.layers.0.mlp.down_proj",
+			    .rows = EXL3_M_MAX,
+			    .chunk_us = 1000,
+			    .seconds = 4};
+	char machine[128], text[96], path[128];
+	struct bench_file f;
+	double load = 0;
+
+	parse_options(&o, argc, argv);
+	if (geteuid() != 0) {
+		fprintf(stderr, "fair: needs root, to be several users\n");
+		return 77;
+	}
+	snprintf(o.dir, sizeof(o.dir), "/tmp/exl3-fair-XXXXXX");
+	if (!mkdtemp(o.dir) || chmod(o.dir, 0711) < 0)
+		die("%s: %m", o.dir);
+	snprintf(o.socket, sizeof(o.socket), "%s/fair.sock", o.dir);
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+		      0);
+	if (shared == MAP_FAILED)
+		die("mmap: %m");
+	getloadavg(&load, 1);
+	if (strcmp(o.backend, "cpu"))
+		bench_ask("nvidia-smi --query-gpu=name,driver_version --format=csv,noheader", machine,
+			  sizeof(machine));
+	else
+		snprintf(machine, sizeof(machine), "%ld processors, load %.1f before",
+			 sysconf(_SC_NPROCESSORS_ONLN), load);
+	snprintf(text, sizeof(text), "chunk-us %u, requests of %u rows (shares: a sixteenth)", o.chunk_us,
+		 o.rows);
+	snprintf(path, sizeof(path), "bench/results/fair_%s.csv", o.backend);
+	f = bench_open(o.output ? o.output : path, argc, argv, machine, text,
+		       "mode,weight,rows_per_s,share,p50_us,p99_us,chunk_us,jain");
+	shares(&o, &f, equal);
+	shares(&o, &f, unequal);
+	latency(&o, &f, false);
+	latency(&o, &f, true);
+	bench_close(&f);
+	rmdir(o.dir);
+	return 0;
+}
