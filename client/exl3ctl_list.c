@@ -62,6 +62,17 @@ static void print_device(const Exl3__Device *d)
 	       ctl_bytes(d->arena_bytes), ctl_bytes(d->workspace_bytes));
 }
 
+static void print_merging(const Exl3__Merging *m)
+{
+	if (!m || !m->launches) /* an older daemon says nothing */
+		return;
+	printf("  launches %llu with %.2f requests each, %llu of them together; trains %llu, late "
+	       "%llu\n",
+	       (unsigned long long)m->launches, (double)m->requests / (double)m->launches,
+	       (unsigned long long)m->merged, (unsigned long long)m->trains,
+	       (unsigned long long)m->late);
+}
+
 static void print_status(const Exl3__StatusReply *s)
 {
 	printf("exl3-daemon %s, %s, up ", ctl_safe(s->daemon_version), ctl_safe(s->state));
@@ -77,6 +88,7 @@ static void print_status(const Exl3__StatusReply *s)
 		print_device(s->devices[i]);
 	printf("  clients %u, channels %u, requests %llu, failed %llu\n", s->clients, s->channels,
 	       (unsigned long long)s->requests, (unsigned long long)s->errors);
+	print_merging(s->merging);
 	if (s->n_models)
 		printf("models\n");
 	for (size_t i = 0; i < s->n_models; i++)

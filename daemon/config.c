@@ -75,8 +75,11 @@ static const struct key keys[] = {
 	 "rows; 0: whole"},
 	{"queue-depth", KEY_UINT, AT(queue_depth), "8", 1, 64, NULL, false,
 	 "launches handed to the device ahead of their turn"},
-	{"merge-max", KEY_UINT, AT(merge_max), "1", 1, 32, NULL, false,
+	{"merge-max", KEY_UINT, AT(merge_max), "32", 1, 32, NULL, false,
 	 "requests of several channels for one module that one launch may carry; 1: no merging"},
+	{"trains", KEY_ENUM, AT(trains), "auto", 0, 0, "auto|off", true,
+	 "bring decoders into step, so that their requests can be merged; auto: when the device "
+	 "has too much to do for them one by one"},
 	{"memory-max", KEY_BYTES, AT(memory_max), "0", 0, 64 * TIB, NULL, false,
 	 "bytes of weights and arenas on the cpu backend; 0: no limit"},
 	{"gpu-memory-max", KEY_BYTES, AT(gpu_memory_max), "0", 0, 64 * TIB, NULL, false,

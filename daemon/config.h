@@ -87,6 +87,7 @@ struct exl3_config {
 	uint64_t launch_timeout_s, hang_timeout_s;
 	bool deterministic;
 	char *adopt; /* owned; sample, verify or never */
+	char *trains; /* owned; auto or off */
 
 	struct exl3_config_model *models; /* owned array */
 	size_t nr_models;

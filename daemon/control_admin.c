@@ -152,6 +152,27 @@ static int fill_models(const struct exl3_worker *w, const struct exl3_peer *peer
 	return 0;
 }
 
+static int fill_merging(const struct exl3_worker *w, Exl3__StatusReply *s)
+{
+	Exl3__Merging *m = exl3_call_alloc(sizeof(*m));
+	struct exl3_sched_stats stats;
+
+	if (!m)
+		return -ENOMEM;
+	exl3__merging__init(m);
+	exl3_dispatch_merging(w->dispatch, &stats);
+	m->launches = stats.launches;
+	m->requests = stats.items;
+	m->merged = stats.merged;
+	m->trains = stats.trains;
+	m->late = stats.late;
+	m->joined = stats.joined;
+	m->expelled = stats.expelled;
+	m->held_us = stats.held_ns / 1000;
+	s->merging = m;
+	return 0;
+}
+
 int exl3_verb_status(struct exl3_call *c)
 {
 	const struct exl3_worker *w = c->w;
@@ -176,7 +197,8 @@ int exl3_verb_status(struct exl3_call *c)
 	s->supervisor_pid = (int32_t)w->supervisor;
 	s->worker_pid = (int32_t)getpid();
 	s->syscalls = exl3_loop_syscalls(w->loop) + exl3_dispatch_syscalls(w->dispatch);
-	if (fill_devices(w, s) < 0 || fill_backends(w, s) < 0 || fill_models(w, c->peer, s) < 0)
+	if (fill_devices(w, s) < 0 || fill_backends(w, s) < 0 ||
+	    fill_models(w, c->peer, s) < 0 || fill_merging(w, s) < 0)
 		return exl3_call_nomem(c);
 	c->reply->body_case = EXL3__REPLY__BODY_STATUS;
 	c->reply->status = s;

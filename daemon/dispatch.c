@@ -135,6 +135,7 @@ static void finish(struct exl3_request *req, int result, uint64_t detail, uint64
 
 	assert(req->item.state == EXL3_ITEM_IDLE);
 	unpin(ch->d, req);
+	exl3_merge_leave(req);
 	name_del(ch, req);
 	req->next = ch->free;
 	ch->free = req;
@@ -178,20 +179,6 @@ static int cancel(struct exl3_channel *ch, uint64_t user_data)
 	return rc;
 }
 
-static const void *merge_key(const struct exl3_checked *c)
-{
-	const struct exl3_module_desc *desc = c->target.desc;
-
-	/* Deterministic bits may not depend on neighbours; a chosen kernel or other constants are for
-	 * this request alone. */
-	if (c->deterministic || c->kernel || !desc)
-		return NULL;
-	if (c->op != EXL3_OP_LINEAR && (c->act != desc->act || c->limit != desc->limit ||
-					c->routed_scale != desc->routed_scale))
-		return NULL;
-	return desc;
-}
-
 /* May this be accepted at all, leaving aside whether it is right? */
 static int admit(const struct exl3_dispatch *d, uint8_t op, uint32_t device)
 {
@@ -231,8 +218,8 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	req->user_data = sqe->user_data;
 	req->item.deadline_ns = sqe->deadline_ns;
 	req->item.fence = sqe->op == EXL3_OP_NOP;
-	req->item.key = merge_key(&req->c);
 	req->lane = req->item.fence ? NULL : &d->lanes[req->c.target.device];
+	exl3_merge_enter(req);
 	req->first = 0;
 	req->skipped = req->exec_ns = 0;
 	req->cancelled = false;
@@ -552,6 +539,7 @@ int exl3_dispatch_new(const struct exl3_dispatch_options *opt, struct exl3_dispa
 	d->loop = opt->loop;
 	d->queue_depth = opt->queue_depth;
 	d->merge_max = opt->merge_max;
+	d->trains = opt->trains;
 	d->spin_ns = opt->spin_ns;
 	d->deterministic = opt->deterministic;
 	d->buffer_free = opt->buffer_free;
@@ -587,6 +575,7 @@ int exl3_dispatch_add_device(struct exl3_dispatch *d, const struct exl3_backend_
 	while (ops->kernels[lane->nr_kernels].name)
 		lane->nr_kernels++;
 	exl3_sched_init(&lane->sched, d->queue_depth, d->merge_max, EXL3_M_MAX);
+	exl3_sched_set_trains(&lane->sched, d->trains);
 	exl3_sched_set_cost_max(&lane->sched, d->chunk_ns);
 	exl3_pace_init(&lane->pace, strcmp(ops->name, "cpu") != 0);
 	fd = ops->event_fd(dev);

@@ -45,6 +45,7 @@ struct exl3_dispatch_options {
 	uint64_t chunk_ns; /* see exl3_dispatch_set_chunk() */
 	uint64_t slack_ns; /* see exl3_dispatch_set_slack() */
 	bool deterministic;
+	bool trains; /* with merge_max above 1: bring decoders into step */
 };
 
 int exl3_dispatch_new(const struct exl3_dispatch_options *opt, struct exl3_dispatch **ret,
@@ -81,6 +82,9 @@ bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns);
  * the earliest deadline is. */
 bool exl3_dispatch_may_sleep(struct exl3_dispatch *d, uint64_t now_ns, uint64_t *until_ns);
 
+/* What was merged on all devices. */
+void exl3_dispatch_merging(const struct exl3_dispatch *d, struct exl3_sched_stats *ret);
+void exl3_dispatch_set_trains(struct exl3_dispatch *d, bool on);
 const struct exl3_counters *exl3_dispatch_counters(const struct exl3_dispatch *d);
 /* System calls made to wake clients that sleep. */
 uint64_t exl3_dispatch_syscalls(const struct exl3_dispatch *d);

@@ -25,6 +25,7 @@ struct exl3_request {
 	uint32_t first;
 	bool cancelled; /* while a slice runs: no other one follows */
 	uint64_t skipped, exec_ns;
+	struct exl3_shared_geometry *geometry; /* of an MLA request that may share a launch, else NULL */
 	struct exl3_checked c; /* pins buffers and model while queued or running */
 };
 
@@ -92,6 +93,14 @@ struct exl3_list {
 	uint32_t nr;
 };
 
+#define EXL3_GEOMETRIES_MAX 32u /* different ones whose requests are merged */
+
+struct exl3_shared_geometry {
+	struct exl3_mla_geometry g;
+	uint64_t used_ns;
+	uint32_t users; /* requests queued or running */
+};
+
 /* What one device has to do. */
 struct exl3_lane {
 	struct exl3_dispatch *d;
@@ -99,6 +108,7 @@ struct exl3_lane {
 	struct exl3_dev *dev;
 	struct exl3_sched sched;
 	struct exl3_pace pace;
+	struct exl3_shared_geometry geometries[EXL3_GEOMETRIES_MAX];
 	struct exl3_launch *launches; /* owned, [sched.launches_max] */
 	struct exl3_launch *free;
 	struct exl3_watch *watch;
@@ -128,7 +138,7 @@ struct exl3_dispatch {
 	uint64_t syscalls;    /* made to wake clients */
 	uint32_t nr_channels; /* not freed yet */
 	uint64_t hash_key[2]; /* the clients do not know it */
-	bool deterministic, draining;
+	bool deterministic, draining, trains;
 	struct exl3_counters counters;
 	void (*buffer_free)(void *arg, struct exl3_buffer *buf);
 	void *arg;
@@ -175,6 +185,10 @@ void exl3_lanes_turn(struct exl3_dispatch *d, uint64_t now_ns);
 bool exl3_lane_overdue(struct exl3_lane *lane);
 /* When the loop must look again. */
 uint64_t exl3_lanes_until(const struct exl3_dispatch *d, uint64_t now_ns);
+
+/* merge.c: fills in key and class of the request's item; again when it has ended. */
+void exl3_merge_enter(struct exl3_request *req);
+void exl3_merge_leave(struct exl3_request *req);
 
 /* dispatch.c: one copied entry of a channel; posts completions, queues requests. */
 void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe);

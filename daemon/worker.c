@@ -224,6 +224,7 @@ static void reload_go(struct exl3_worker *w)
 	exl3_config_reload(w->cfg, w->fresh);
 	exl3_log_set_level(exl3_config_log_level(w->cfg));
 	exl3_dispatch_set_spin(w->dispatch, w->cfg->spin_us * 1000);
+	exl3_dispatch_set_trains(w->dispatch, !strcmp(w->cfg->trains, "auto"));
 	exl3_dispatch_set_slack(w->dispatch, w->cfg->launch_timeout_s * 1000000000u);
 	exl3_dispatch_set_chunk(w->dispatch, w->cfg->chunk_us * 1000);
 	reload_policy(w);
@@ -546,6 +547,7 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 		.arg = w,
 		.queue_depth = (uint32_t)w->cfg->queue_depth,
 		.merge_max = (uint32_t)w->cfg->merge_max,
+		.trains = !strcmp(w->cfg->trains, "auto"),
 		.spin_ns = w->cfg->spin_us * 1000,
 		.chunk_ns = w->cfg->chunk_us * 1000,
 		.slack_ns = w->cfg->launch_timeout_s * 1000000000u,
