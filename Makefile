@@ -339,6 +339,7 @@ install: all ## honours DESTDIR, PREFIX, LIBDIR, UNITDIR; SYSCONFDIR as given to
 		sed -e 's|@PREFIX@|$(PREFIX)|g' $$u > $(DESTDIR)$(UNITDIR)/$${u##*/}; done
 	for f in systemd/*sysusers*.conf; do [ ! -e $$f ] || install -m 644 $$f $(DESTDIR)$(SYSUSERSDIR)/exl3-daemon.conf; done
 	for f in systemd/*tmpfiles*.conf; do [ ! -e $$f ] || install -m 644 $$f $(DESTDIR)$(TMPFILESDIR)/exl3-daemon.conf; done
+	install -D -m 644 systemd/preserve.conf $(DESTDIR)$(PREFIX)/share/doc/exl3-daemon/preserve.conf
 	install -d $(DESTDIR)$(SYSCONFDIR)/exl3-daemon
 	install -m 644 systemd/exl3-daemon.conf.example $(DESTDIR)$(SYSCONFDIR)/exl3-daemon/
 	for m in client/man/*.[1358]; do \

@@ -87,6 +87,8 @@ static const struct verb {
 	 "load a model [--device D] [--no-wait]"},
 	{"unload", "NAME", 1, 1, G_WAIT, ctl_unload,
 	 "accepted requests finish, then its memory is freed"},
+	{"fds", "[drop NAME]", 0, 2, G_JSON, ctl_fds,
+	 "weights that are kept for the next worker, and who uses them; drop: keep them no longer"},
 	{"drain", "", 0, 0, 0, ctl_drain, "finish what was accepted, then end the daemon"},
 	{"doctor", "", 0, 0, G_JSON, ctl_doctor, "look for what is wrong"},
 	{"version", "", 0, 0, G_VERSION, ctl_version, "versions of both sides [--client]"},

@@ -73,6 +73,7 @@ int ctl_top(struct ctl *c);
 int ctl_load(struct ctl *c);
 int ctl_unload(struct ctl *c);
 int ctl_drain(struct ctl *c);
+int ctl_fds(struct ctl *c);
 int ctl_version(struct ctl *c);
 int ctl_resolve(struct ctl *c);
 int ctl_doctor(struct ctl *c);

@@ -513,6 +513,8 @@ static int read_flags(int argc, char *const argv[], struct exl3_config *cfg, con
 			args->version = true;
 		} else if (strcmp(name, "check-config") == 0) {
 			args->check = true;
+		} else if (strcmp(name, "takeover") == 0) {
+			args->takeover = true;
 		} else if (len == 6 &&
 			   (memcmp(name, "config", 6) == 0 || memcmp(name, "worker", 6) == 0)) {
 			value = flag_value(argc, argv, &i, eq, false);
@@ -676,6 +678,7 @@ static const char *type_word(const struct key *key)
 void exl3_config_help(FILE *out)
 {
 	fprintf(out, "usage: exl3-daemon [--config FILE] [--KEY VALUE]...\n"
+		     "       exl3-daemon --takeover [the same]   in place of the one that serves there\n"
 		     "       exl3-daemon --check-config | --help | --version\n\n"
 		     "Serves EXL3-quantized layers to the processes of this machine. Every key is "
 		     "also a\n"

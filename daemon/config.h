@@ -99,6 +99,7 @@ struct exl3_config {
 
 struct exl3_config_args {
 	bool help, version, check; /* what the command line asked for instead of a start */
+	bool takeover;             /* start in place of the daemon that serves on the socket */
 	int worker_fd;             /* --worker FD, internal; else -1 */
 };
 

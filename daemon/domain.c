@@ -599,6 +599,19 @@ void exl3_domain_drain(struct exl3_domain *d)
 	exl3_domain_tell(d, EXL3_SUP_DRAIN, 0, NULL);
 }
 
+void exl3_domain_leave(struct exl3_domain *d)
+{
+	d->draining = true;
+	if (!d->worker) {
+		end(d, 0);
+		return;
+	}
+	exl3_timer_set(d->all->loop, &d->timer,
+		       exl3_now_ns() + EXL3_LEAVE_NS +
+			       d->all->cfg->drain_timeout_s * 1000000000u + KILL_AFTER_NS);
+	exl3_domain_tell(d, EXL3_SUP_LEAVE, 0, NULL);
+}
+
 void exl3_domain_retry(struct exl3_domain *d)
 {
 	struct exl3_error err;

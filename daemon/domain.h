@@ -95,6 +95,8 @@ bool exl3_domain_send(struct exl3_domain *d, enum exl3_sup_type type, unsigned f
 		      const char *text, const int *fds, unsigned nr_fds);
 /* Accepted requests finish, then the worker ends; the second time it is killed. */
 void exl3_domain_drain(struct exl3_domain *d);
+/* Another daemon serves from now on: the same, but its clients have a moment to end by themselves. */
+void exl3_domain_leave(struct exl3_domain *d);
 /* waitpid() has returned d->worker. */
 void exl3_domain_ended(struct exl3_domain *d, int wstatus);
 /* One that FAILED gets another chance. */

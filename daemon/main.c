@@ -40,7 +40,7 @@ int main(int argc, char **argv)
 		if (args.worker_fd >= 0)
 			status = exl3_worker_main(&cfg);
 		else
-			status = exl3_supervisor_main(&cfg, argc, argv);
+			status = exl3_supervisor_main(&cfg, argc, argv, args.takeover);
 	}
 	exl3_config_fini(&cfg);
 	return status;

@@ -144,8 +144,8 @@ static void over(struct exl3_share *share, struct exl3_domain *d, const char *na
 		next_loader(share, p);
 }
 
-static void keep(struct exl3_share *share, struct exl3_domain *d, const char *name, int *fds,
-		 unsigned nr_fds)
+static void keep(struct exl3_share *share, struct exl3_domain *d, const char *name,
+		 const char *why, int *fds, unsigned nr_fds)
 {
 	struct exl3_share_load **p = find(share, name);
 	struct exl3_keep_set *set;
@@ -162,6 +162,8 @@ static void keep(struct exl3_share *share, struct exl3_domain *d, const char *na
 		over(share, d, name);
 		return;
 	}
+	exl3_domain_event(d, "loaded", "model %s%s%s", name, why ? ", not adopted: " : "",
+			  why ? why : "");
 	set = exl3_keep_find(&share->keep, name);
 	set->users = bit(share, d);
 	if (!*p)
@@ -188,38 +190,55 @@ static void end_users(struct exl3_share *share, const struct exl3_keep_set *set,
 	}
 }
 
-static void useless(struct exl3_share *share, struct exl3_domain *d, const char *name, bool damaged)
+static void useless(struct exl3_share *share, struct exl3_domain *d, const char *name,
+		    const char *why, bool damaged)
 {
 	struct exl3_keep_set *set = exl3_keep_find(&share->keep, name);
 
+	exl3_domain_event(d, "refused", "model %s: kept weights are not used: %s", name,
+			  why ? why : "no reason given");
 	if (set && damaged)
 		end_users(share, set, d);
 	exl3_keep_drop(&share->keep, name);
 	want(share, d, name);
 }
 
+static void adopted(struct exl3_share *share, struct exl3_domain *d, const char *name,
+		    const char *why)
+{
+	struct exl3_keep_set *set = exl3_keep_find(&share->keep, name);
+
+	exl3_domain_event(d, "adopted", "model %s%s%s", name,
+			  why ? "; the files have changed and are refused: " : "", why ? why : "");
+	if (set)
+		set->users |= bit(share, d);
+}
+
 bool exl3_share_message(struct exl3_share *share, struct exl3_domain *d,
 			const struct exl3_sup_msg *msg, int *fds, unsigned nr_fds)
 {
-	struct exl3_keep_set *set;
+	exl3_auto(exl3_freep) char *name = strndup(msg->text, strcspn(msg->text, "\n"));
+	const char *why = strchr(msg->text, '\n');
 
+	if (!name)
+		return false; /* the worker waits on; nothing is worse than that */
+	if (why)
+		why++;
 	switch (msg->type) {
 	case EXL3_SUP_WANT:
-		want(share, d, msg->text);
+		want(share, d, name);
 		return true;
 	case EXL3_SUP_KEEP:
-		keep(share, d, msg->text, fds, nr_fds);
+		keep(share, d, name, why, fds, nr_fds);
 		return true;
 	case EXL3_SUP_ADOPTED:
-		set = exl3_keep_find(&share->keep, msg->text);
-		if (set)
-			set->users |= bit(share, d);
+		adopted(share, d, name, why);
 		return true;
 	case EXL3_SUP_USELESS:
-		useless(share, d, msg->text, msg->flags & EXL3_SUP_DAMAGED);
+		useless(share, d, name, why, msg->flags & EXL3_SUP_DAMAGED);
 		return true;
 	case EXL3_SUP_OVER:
-		over(share, d, msg->text);
+		over(share, d, name);
 		return true;
 	default:
 		return false;

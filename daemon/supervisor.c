@@ -7,10 +7,13 @@
  */
 #include "daemon/supervisor.h"
 
+#include "daemon/admin.h"
 #include "daemon/domain.h"
+#include "daemon/driver.h"
 #include "daemon/listen.h"
 #include "daemon/log.h"
 #include "daemon/share.h"
+#include "daemon/takeover.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -28,6 +31,7 @@
 
 #define ACCEPTS_PER_TURN 16
 #define LISTEN_REST_NS   100000000ull
+#define TAKEOVER_REST_NS 50000000ull
 #define GROUPS_MAX       65536u /* of one process, NGROUPS_MAX of the kernel */
 
 struct supervisor {
@@ -43,6 +47,11 @@ struct supervisor {
 	struct exl3_domain domains[EXL3_DOMAINS_MAX]; /* "default", then as in cfg->domains at the start */
 	uint32_t nr_domains;
 	struct exl3_share share;
+	struct exl3_driver driver;
+	struct exl3_admin *admin; /* owned; NULL: none, or not yet */
+	int takeover_sock;        /* owned; to the daemon whose place we take; -1: none */
+	struct exl3_timer takeover_timer;
+	bool listening, handed_over;
 	uint64_t watchdog_ns;
 	sigset_t old_mask;
 	int status;
@@ -69,14 +78,74 @@ static void tell_systemd_status(const struct supervisor *s)
 		sd_notifyf(0, "STATUS=%s", text);
 }
 
+/* ---- from one daemon to the next ---- */
+
+static bool hand_over(void *arg);
+
+static void open_admin(struct supervisor *s)
+{
+	const struct exl3_admin_ops ops = {.hand_over = hand_over, .arg = s};
+	struct exl3_error err;
+
+	if (exl3_admin_new(s->loop, &s->listener, &s->share, &ops, &s->admin, &err) < 0)
+		exl3_warn("no admin socket: %s; 'exl3ctl fds' and --takeover will not work", err.text);
+}
+
+static void listen_now(struct supervisor *s)
+{
+	s->listening = true;
+	exl3_watch_set(s->loop, s->listen_watch, POLLIN);
+	open_admin(s);
+}
+
+/* Our workers have their models: clients are ours as soon as the other daemon lets go of them. */
+static void take_over(void *arg)
+{
+	struct supervisor *s = arg;
+
+	if (!exl3_takeover_ready(s->takeover_sock)) {
+		exl3_timer_set(s->loop, &s->takeover_timer, exl3_now_ns() + TAKEOVER_REST_NS);
+		return;
+	}
+	exl3_closep(&s->takeover_sock);
+	exl3_info("taken over from the other daemon");
+	listen_now(s);
+}
+
+/* The other way round. Not while clients wait for a worker of ours: they could only be turned away. */
+static bool hand_over(void *arg)
+{
+	struct supervisor *s = arg;
+
+	for (uint32_t i = 0; i < s->nr_domains; i++) {
+		const struct exl3_domain *d = &s->domains[i];
+
+		if (d->nr_waiting ||
+		    (d->state != EXL3_DOMAIN_SERVING && d->state != EXL3_DOMAIN_FAILED))
+			return false;
+	}
+	if (s->draining)
+		return false;
+	exl3_info("another daemon has taken over: leaving");
+	exl3_watch_set(s->loop, s->listen_watch, 0);
+	exl3_timer_cancel(s->loop, &s->listen_timer);
+	s->listening = false;
+	s->handed_over = s->draining = true;
+	for (uint32_t i = 0; i < s->nr_domains; i++)
+		exl3_domain_leave(&s->domains[i]);
+	return true;
+}
+
 /* Once every domain has had its models, or will not have them. */
-static void check_ready(const struct supervisor *s)
+static void check_ready(struct supervisor *s)
 {
 	for (uint32_t i = 0; i < s->nr_domains; i++) {
 		if (!s->domains[i].ready && s->domains[i].state != EXL3_DOMAIN_FAILED)
 			return;
 	}
 	sd_notify(0, "READY=1");
+	if (s->takeover_sock >= 0)
+		take_over(s);
 }
 
 /* A domain whose worker is away is on its way back; one whose worker serves must say something now and then. */
@@ -439,7 +508,7 @@ static int catch_signals(struct supervisor *s, struct exl3_error *err)
 	return s->signal_fd < 0 ? exl3_errf(err, -errno, "signalfd: %m") : 0;
 }
 
-static int start(struct supervisor *s, struct exl3_error *err)
+static int start(struct supervisor *s, bool takeover, struct exl3_error *err)
 {
 	uint64_t watchdog_us = 0;
 	int rc = catch_signals(s, err);
@@ -467,9 +536,15 @@ static int start(struct supervisor *s, struct exl3_error *err)
 	s->all.arg = s;
 	s->listen_timer.fn = on_listen_again;
 	s->beat.fn = on_beat;
-	s->listen_timer.arg = s->beat.arg = s;
+	s->listen_timer.arg = s->beat.arg = s->takeover_timer.arg = s;
+	s->takeover_timer.fn = take_over;
 	exl3_share_init(&s->share, s->cfg, s->domains, &s->nr_domains, s->loop);
 	exl3_keep_inherit(&s->share.keep);
+	rc = takeover ? exl3_takeover_fetch(s->cfg, &s->share.keep, &s->listener,
+					    &s->takeover_sock, err)
+		      : exl3_listener_open(s->cfg->socket, &s->listener, err);
+	if (rc < 0)
+		return rc;
 	exl3_keep_settle(&s->share.keep, s->cfg);
 	exl3_domain_init(&s->domains[s->nr_domains++], &s->all, EXL3_DOMAIN_DEFAULT);
 	for (size_t i = 0; i < s->cfg->nr_domains; i++)
@@ -477,11 +552,15 @@ static int start(struct supervisor *s, struct exl3_error *err)
 	s->all.nr = s->nr_domains;
 	if (exl3_watch_add(s->loop, s->signal_fd, POLLIN, EXL3_WATCH_LEVEL, on_signals, s,
 			   &s->signal_watch) < 0 ||
-	    exl3_watch_add(s->loop, s->listener.fd, POLLIN, EXL3_WATCH_LEVEL, on_listen, s,
+	    exl3_watch_add(s->loop, s->listener.fd, 0, EXL3_WATCH_LEVEL, on_listen, s,
 			   &s->listen_watch) < 0)
 		return exl3_errf(err, -ENOMEM, "supervisor: out of memory");
+	if (s->takeover_sock < 0)
+		listen_now(s);
 	for (uint32_t i = 0; rc == 0 && i < s->nr_domains; i++)
 		rc = exl3_domain_start(&s->domains[i], err);
+	if (strcmp(s->cfg->backend, "cpu") != 0)
+		exl3_driver_hold(&s->driver, "/dev");
 	if (s->watchdog_ns)
 		exl3_timer_set(s->loop, &s->beat, exl3_now_ns() + s->watchdog_ns / 4);
 	return rc;
@@ -494,20 +573,26 @@ static void finish(struct supervisor *s)
 			kill(s->domains[i].worker, SIGKILL);
 		exl3_domain_fini(&s->domains[i]);
 	}
-	exl3_listener_close(&s->listener);
-	exl3_share_fini(&s->share);
+	/* One that we have handed over, or have not been given yet, is another daemon's: its path stays. */
+	s->listener.inherited |= s->handed_over || s->takeover_sock >= 0;
 	if (s->loop) {
+		s->admin = exl3_admin_free(s->admin, !s->handed_over);
+		exl3_timer_cancel(s->loop, &s->takeover_timer);
 		exl3_timer_cancel(s->loop, &s->listen_timer);
 		exl3_timer_cancel(s->loop, &s->beat);
 		s->signal_watch = exl3_watch_drop(s->loop, s->signal_watch);
 		s->listen_watch = exl3_watch_drop(s->loop, s->listen_watch);
 	}
+	exl3_listener_close(&s->listener);
+	exl3_share_fini(&s->share);
 	s->loop = exl3_loop_free(s->loop);
+	exl3_driver_release(&s->driver);
+	exl3_closep(&s->takeover_sock);
 	exl3_closep(&s->signal_fd);
 	exl3_closep(&s->spare_fd);
 }
 
-int exl3_supervisor_main(struct exl3_config *cfg, int argc, char *const argv[])
+int exl3_supervisor_main(struct exl3_config *cfg, int argc, char *const argv[], bool takeover)
 {
 	static struct supervisor supervisor; /* one per process */
 	struct supervisor *s = &supervisor;
@@ -516,12 +601,9 @@ int exl3_supervisor_main(struct exl3_config *cfg, int argc, char *const argv[])
 	s->cfg = cfg;
 	s->argc = argc;
 	s->argv = argv;
-	s->signal_fd = s->spare_fd = -1;
-	if (exl3_listener_open(cfg->socket, &s->listener, &err) < 0) {
-		exl3_err("%s", err.text);
-		return 1;
-	}
-	if (start(s, &err) < 0) {
+	s->signal_fd = s->spare_fd = s->takeover_sock = -1;
+	s->listener.fd = s->listener.lock_fd = -1;
+	if (start(s, takeover, &err) < 0) {
 		exl3_err("%s", err.text);
 		s->status = 1;
 		s->end = true;

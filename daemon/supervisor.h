@@ -5,7 +5,8 @@
 
 #include "daemon/config.h"
 
-/* Until told to stop; exit status of the daemon. @argv: handed on to the worker. */
-int exl3_supervisor_main(struct exl3_config *cfg, int argc, char *const argv[]);
+/* Until told to stop; exit status of the daemon. @takeover: in place of the one that serves on the socket. */
+int exl3_supervisor_main(struct exl3_config *cfg, int argc, char *const argv[],
+			 bool takeover);
 
 #endif

@@ -29,6 +29,7 @@ enum exl3_sup_type {
 	EXL3_SUP_GO,
 	/* to the worker, later */
 	EXL3_SUP_DRAIN,
+	EXL3_SUP_LEAVE,  /* drain once all clients have gone, or after EXL3_LEAVE_NS */
 	EXL3_SUP_RELOAD, /* KEY, MODEL and GO follow; without GO nothing counts */
 	EXL3_SUP_CLIENT, /* one descriptor: a client that has connected */
 	EXL3_SUP_LOAD,   /* text NAME=DIR: another domain has loaded it */
@@ -49,12 +50,16 @@ enum exl3_sup_type {
 	EXL3_SUP_DRAINING, /* a client asks for the end of the daemon */
 	EXL3_SUP_WANT,     /* text NAME: about to load it; KEPT or ALONE is the answer, maybe after another
 			      worker's load */
-	EXL3_SUP_KEEP,     /* text NAME, descriptors as for KEPT: it is loaded, keep them for others */
-	EXL3_SUP_ADOPTED,  /* text NAME: KEPT ones are in use */
-	EXL3_SUP_USELESS,  /* text NAME: KEPT ones were refused, drop them; also a WANT; flag DAMAGED */
+	EXL3_SUP_KEEP,     /* text NAME, descriptors as for KEPT: it is loaded, keep them for others; maybe a
+			      second line: why those that were KEPT were not adopted */
+	EXL3_SUP_ADOPTED,  /* text NAME: KEPT ones are in use; maybe a second line: why no new ones */
+	EXL3_SUP_USELESS,  /* text NAME and a second line, why: KEPT ones were refused, drop them; also a WANT;
+			      flag DAMAGED */
 	EXL3_SUP_OVER,     /* text NAME: its load is over and there is nothing to keep */
 	EXL3_SUP_REASON    /* text: why it is about to end */
 };
+
+#define EXL3_LEAVE_NS 2000000000ull
 
 #define EXL3_SUP_BY_CLIENT  (1u << 0)
 #define EXL3_SUP_VERIFY_ALL (1u << 1) /* hash all of it, not samples */

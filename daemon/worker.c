@@ -87,19 +87,28 @@ static void want_kept(void *arg, struct exl3_registered *reg)
 	exl3_worker_tell(arg, EXL3_SUP_WANT, reg->name);
 }
 
+/* The name and, where there is something to tell, why it came about as it did. */
+static void name_and_why(const struct exl3_registered *reg, char text[EXL3_SUP_TEXT_MAX])
+{
+	snprintf(text, EXL3_SUP_TEXT_MAX, "%s%s%s", reg->name, reg->why.code ? "\n" : "",
+		 reg->why.code ? reg->why.text : "");
+}
+
 /* Hands on what another worker can adopt. */
 static void keep(struct exl3_worker *w, const struct exl3_registered *reg)
 {
 	struct exl3_sup_msg msg = {.type = EXL3_SUP_KEEP, .generation = w->generation};
 	struct exl3_model *m = reg->model;
 	int fds[EXL3_KEPT_FDS] = {m->manifest_fd, m->slab->fd, m->tensor_fd};
+	char text[EXL3_SUP_TEXT_MAX];
 	int rc;
 
 	if (m->manifest_fd < 0 || strcmp(w->cfg->adopt, "never") == 0) {
 		exl3_worker_tell(w, EXL3_SUP_OVER, reg->name);
 		return;
 	}
-	rc = exl3_sup_send(w->control_fd, &msg, reg->name, fds, m->tensor_fd < 0 ? 2 : 3, true);
+	name_and_why(reg, text);
+	rc = exl3_sup_send(w->control_fd, &msg, text, fds, m->tensor_fd < 0 ? 2 : 3, true);
 	if (rc < 0) {
 		exl3_warn("model %s: cannot be handed on: %s", reg->name, strerror(-rc));
 		exl3_worker_tell(w, EXL3_SUP_OVER, reg->name);
@@ -110,9 +119,11 @@ static void tell_way(struct exl3_worker *w, const struct exl3_registered *reg,
 		     enum exl3_models_event event)
 {
 	struct exl3_sup_msg msg = {.type = EXL3_SUP_USELESS, .generation = w->generation};
+	char text[EXL3_SUP_TEXT_MAX];
 
+	name_and_why(reg, text);
 	if (event == EXL3_MODELS_LOADED && reg->way == EXL3_MODELS_ADOPTED)
-		exl3_worker_tell(w, EXL3_SUP_ADOPTED, reg->name);
+		exl3_worker_tell(w, EXL3_SUP_ADOPTED, text);
 	else if (event == EXL3_MODELS_LOADED)
 		keep(w, reg);
 	else if (event == EXL3_MODELS_FAILED)
@@ -121,7 +132,7 @@ static void tell_way(struct exl3_worker *w, const struct exl3_registered *reg,
 		return;
 	if (reg->why.code == -EBADMSG)
 		msg.flags = EXL3_SUP_DAMAGED;
-	exl3_sup_send(w->control_fd, &msg, reg->name, NULL, 0, true);
+	exl3_sup_send(w->control_fd, &msg, text, NULL, 0, true);
 }
 
 static void take_kept(struct exl3_worker *w, const struct exl3_sup_msg *msg, int *fds,
@@ -180,6 +191,11 @@ void exl3_worker_drain(struct exl3_worker *w, const char *why)
 	exl3_timer_set(w->loop, &w->drain_timer,
 		       exl3_now_ns() + w->cfg->drain_timeout_s * 1000000000u);
 	tell_status(w);
+}
+
+static void on_leave(void *arg)
+{
+	exl3_worker_drain(arg, "another daemon serves from now on");
 }
 
 static void on_beat(void *arg)
@@ -356,6 +372,10 @@ static void on_message(struct exl3_worker *w, const struct exl3_sup_msg *msg, in
 		break;
 	case EXL3_SUP_EVENT:
 		take_event(w, msg->text);
+		break;
+	case EXL3_SUP_LEAVE:
+		w->leaving = true;
+		exl3_timer_set(w->loop, &w->leave_timer, exl3_now_ns() + EXL3_LEAVE_NS);
 		break;
 	case EXL3_SUP_DRAIN:
 		exl3_worker_drain(w, "asked by the supervisor");
@@ -574,6 +594,8 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 	w->models.arg = w;
 	w->drain_timer.fn = on_drain_timeout;
 	w->drain_timer.arg = w;
+	w->leave_timer.fn = on_leave;
+	w->leave_timer.arg = w;
 	w->beat.fn = on_beat;
 	w->beat.arg = w;
 	if (exl3_watch_add(w->loop, w->control_fd, POLLIN, EXL3_WATCH_LEVEL, on_control, w,
@@ -605,6 +627,8 @@ static void serve(struct exl3_worker *w)
 		}
 		if (any)
 			continue;
+		if (w->leaving && !w->nr_peers)
+			on_leave(w);
 		if (w->draining && !exl3_dispatch_busy(w->dispatch))
 			break;
 		if (exl3_dispatch_may_sleep(w->dispatch, now, &until)) {
@@ -635,6 +659,7 @@ static void worker_fini(struct exl3_worker *w)
 	if (w->loop) {
 		exl3_timer_cancel(w->loop, &w->beat);
 		exl3_timer_cancel(w->loop, &w->drain_timer);
+		exl3_timer_cancel(w->loop, &w->leave_timer);
 		w->control_watch = exl3_watch_drop(w->loop, w->control_watch);
 		w->signal_watch = exl3_watch_drop(w->loop, w->signal_watch);
 	}

@@ -31,7 +31,7 @@ struct exl3_worker {
 	uint32_t nr_peers, nr_refused; /* clients; those among them that are only told why not */
 	int control_fd, signal_fd;
 	struct exl3_watch *control_watch, *signal_watch;
-	struct exl3_timer beat, drain_timer;
+	struct exl3_timer beat, drain_timer, leave_timer;
 
 	char backends[4][384]; /* those compiled in, each with what it found at start */
 	uint32_t nr_backends;
@@ -42,6 +42,7 @@ struct exl3_worker {
 	uint64_t start_ns, beat_ns;
 	struct exl3_events events; /* of all domains, as the supervisor tells them */
 	bool ready;    /* told the supervisor */
+	bool leaving;  /* another daemon serves: drain when no client is left */
 	bool draining; /* accepted requests finish, then stop */
 	bool stop;
 	int status; /* exit status */

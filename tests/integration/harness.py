@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """harness.py - daemons, exl3ctl and clients as processes of a test; everything is ended afterwards."""
+import fcntl
 import json
 import os
 import resource
@@ -135,9 +136,9 @@ class Daemon:
 
     count = 0
 
-    def __init__(self, env, models=(), args=(), sock=None, nofile=None, environ=None, activate=None):
+    def __init__(self, env, models=(), args=(), sock=None, nofile=None, environ=None, activate=None, stored=()):
         """nofile: how many descriptors each of its processes may have; activate: a listening socket, given to it
-        as systemd does."""
+        as systemd does; stored: (name, descriptor) of systemd's store, given likewise."""
         Daemon.count += 1
         self.env = env
         self.sock = sock or env.path(f"{Daemon.count}.sock")
@@ -150,15 +151,18 @@ class Daemon:
         def in_child():
             if nofile:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, nofile))
-            if activate:
-                os.dup2(activate.fileno(), 3)
+            high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for _, fd in passed]
+            for i, fd in enumerate(high):
+                os.dup2(fd, 3 + i)
+        passed = ([("connection", activate.fileno())] if activate else []) + list(stored)
         environ = dict(os.environ, **(environ or {}))
-        if activate:
-            environ["LISTEN_FDS"] = "1"
+        if passed:
+            environ["LISTEN_FDS"] = str(len(passed))
+            environ["LISTEN_FDNAMES"] = ":".join(name for name, _ in passed)
             command = ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh"] + command
         with open(self.log_path, "wb") as log:
             self.proc = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ,
-                                         start_new_session=True, preexec_fn=in_child, pass_fds=(3,) if activate else ())
+                                         start_new_session=True, preexec_fn=in_child, pass_fds=range(3, 3 + len(passed)))
 
     def log(self):
         with open(self.log_path, errors="replace") as f:

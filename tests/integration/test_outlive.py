@@ -64,6 +64,8 @@ def test_next_worker_adopts(env):
         if env.backend == "cpu":
             check(read_bytes(s["worker_pid"]) < size, f"the worker has read {read_bytes(s['worker_pid'])} bytes, the model has {size}")
     equal(d.log().count("loaded anew"), 0, "loads of files that were adopted")
+    kinds = [e["kind"] for e in d.json("events")["events"] if e["kind"] in ("loaded", "adopted")]
+    equal(kinds, ["loaded"] * 2 + ["adopted"] * 6, "events")
 
 
 def test_loaded_and_unloaded_at_run_time(env):
@@ -119,6 +121,8 @@ def test_changed_checkpoint(env):
         s = next_worker(d, d.worker_pid())
         equal((result(env, d), s["models"][0]["fingerprint"]), (second, print2), "with a broken checkpoint")
     check("the weights that were serving go on" in d.log(), d.log()[-1500:])
+    events = d.ctl_ok("events")
+    check("not adopted: " in events and "the files have changed and are refused" in events, events)
     shutil.rmtree(path)
     next_worker(d, d.worker_pid())
     equal(result(env, d), second, "without a checkpoint")

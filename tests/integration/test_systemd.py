@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What systemd sees: readiness, status, stop, sockets that it made."""
+import fcntl
 import os
 import signal
 import socket
+import struct
 import subprocess
 import time
 
+import test_outlive as outlive
 from harness import WAIT, check, equal, wait_for
 
 
@@ -18,13 +21,46 @@ class Notify:
         self.sock.bind(self.path)
         self.sock.settimeout(0.05)
         self.lines = []
+        self.store = []  # (name, descriptor)
 
     def poll(self):
         try:
             while True:
-                self.lines += self.sock.recv(4096).decode().splitlines()
+                data, fds, _, _ = socket.recv_fds(self.sock, 4096, 16)
+                lines = data.decode().splitlines()
+                self.lines += lines
+                self.keep(lines, fds)
         except OSError:
             return self.lines
+
+    def keep(self, lines, fds):
+        """FDSTORE and FDSTOREREMOVE, as sd_notify(3) has them."""
+        name = next((line[7:] for line in lines if line.startswith("FDNAME=")), "stored")
+        if "FDSTORE=1" in lines:
+            check(0 < len(name) <= 255 and ":" not in name, f"a name that systemd refuses: {name}")
+            self.store += [(name, fd) for fd in fds]
+        elif "FDSTOREREMOVE=1" in lines:
+            for _, fd in [s for s in self.store if s[0] == name]:
+                os.close(fd)
+            self.store = [s for s in self.store if s[0] != name]
+
+    def kept(self, nr):
+        wait_for(lambda: self.poll() and len(self.store) == nr, f"{nr} descriptors in the store, there are {self.store}")
+        return self.store
+
+    def find(self, what):
+        """Place in the store of the only descriptor of a file of that name."""
+        found = [i for i, (_, fd) in enumerate(self.store) if what in os.readlink(f"/proc/self/fd/{fd}")]
+        equal(len(found), 1, f"descriptors of {what}")
+        return found[0]
+
+    def replace(self, i, data):
+        """Another sealed file in its place."""
+        fd = os.memfd_create("exl3-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.write(fd, data)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 15)
+        os.close(self.store[i][1])
+        self.store[i] = (self.store[i][0], fd)
 
     def wait(self, word):
         wait_for(lambda: any(line.startswith(word) for line in self.poll()), f"{word} to systemd")
@@ -106,3 +142,118 @@ def test_reload(env):
     procs = [env.spawn(program, d.sock, "idle", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(6)]
     for proc in procs:
         equal(proc.stdout.readline().strip(), "holding", "one of six clients where five were allowed at the start")
+
+
+# ---- systemd's store of descriptors ----
+
+def stored_daemon(env, notify, models, args=(), stored=(), activate=None):
+    d = env.daemon(models, args, environ={"NOTIFY_SOCKET": notify.path}, stored=stored, activate=activate)
+    notify.wait("READY=1")
+    return d
+
+
+def slab_of(d):
+    return outlive.slab_inode(d.worker_pid())
+
+
+def test_store_restart(env):
+    """systemctl restart, also to another binary: what it has stored is mapped again, no weights are read."""
+    path, notify = outlive.checkpoint(env, "stored", "tiny-llama"), Notify(env)
+    d = stored_daemon(env, notify, (f"m={path}",))
+    first, slab = outlive.result_llama(env, d), slab_of(d)
+    notify.kept(3)
+    for turn in range(2):
+        equal(d.stop(), 0, "status")
+        notify.kept(3)
+        d = stored_daemon(env, notify, (f"m={path}",), stored=notify.store)
+        check("m: ready, adopted" in d.log(), d.log())
+        equal(slab_of(d), slab, f"the slab after restart {turn + 1}")
+        equal(outlive.result_llama(env, d), first, "result")
+        size = os.path.getsize(os.path.join(path, "model.safetensors"))
+        check(outlive.read_bytes(d.worker_pid()) < size, "the files were read")
+    outlive.next_worker(d, d.worker_pid())
+    equal(outlive.result_llama(env, d), first, "result of another worker")
+    listed = d.json("fds")["fds"]
+    equal([(f["part"], f["systemd"], f["domains"]) for f in listed],
+          [(part, True, "default") for part in ("manifest", "slab", "tensors")], "exl3ctl fds")
+    d.ctl_ok("unload", "m")
+    notify.kept(0)
+
+
+def test_store_follows_the_configuration(env):
+    """A model of the configuration that is not in it any more is dropped, one that a client had loaded comes back."""
+    notify = Notify(env)
+    d = stored_daemon(env, notify, ("layers", "tiny-llama"))
+    d.ctl_ok("load", f"late={outlive.checkpoint(env, 'late')}")
+    first = outlive.result(env, d, "late")
+    notify.kept(9)
+    d.stop()
+    d = stored_daemon(env, notify, ("tiny-llama",), stored=notify.store)
+    equal(sorted(m["name"] for m in d.status()["models"]), ["late", "tiny-llama"], "models")
+    equal(d.log().count("ready, adopted"), 2, "adoptions")
+    equal(outlive.result(env, d, "late"), first, "result")
+    check("layers: stored weights are dropped" in d.log(), d.log())
+    notify.kept(6)
+
+
+def test_store_with_a_socket(env):
+    """Both kinds of descriptors at once, as an activated unit gets them."""
+    path, notify = env.path("both.sock"), Notify(env)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(path)
+    listening.listen(16)
+    d = env.daemon(("layers",), sock=path, activate=listening, environ={"NOTIFY_SOCKET": notify.path})
+    notify.kept(3)
+    d.stop()
+    d = env.daemon(("layers",), sock=path, activate=listening, stored=notify.store, environ={"NOTIFY_SOCKET": notify.path})
+    check("ready, adopted" in d.log(), d.log())
+    d.ctl_ok("status")
+    listening.close()
+
+
+def changed_store(env, change, model="layers", args=()):
+    """(daemon that got the changed store, its result, the right result)"""
+    notify = Notify(env)
+    d = stored_daemon(env, notify, (f"m={env.model(model)}",), args)
+    first = outlive.result(env, d)
+    notify.kept(3)
+    d.stop()
+    change(notify)
+    stored, notify.store = notify.store, []
+    d = stored_daemon(env, notify, (f"m={env.model(model)}",), args, stored=stored)
+    notify.kept(3)  # those of the new load
+    return d, outlive.result(env, d), first
+
+
+def test_store_damaged(env):
+    """One bit of a weight is another one: found, said, and the files are read."""
+    if env.backend != "cpu":
+        return
+
+    def change(notify):
+        i = notify.find("exl3-slab")
+        data = bytearray(os.pread(notify.store[i][1], 1 << 30, 0))
+        data[len(data) // 2] ^= 8
+        notify.replace(i, bytes(data))
+    d, result, first = changed_store(env, change, args=["--adopt", "verify"])
+    equal(result, first, "result")
+    check("kept weights are not used" in d.log() and "is not what was loaded" in d.log(), d.log())
+
+
+def test_store_of_another_version(env):
+    def change(notify):
+        i = notify.find("exl3-manifest")
+        data = bytearray(os.pread(notify.store[i][1], 1 << 30, 0))
+        data[8:12] = struct.pack("=I", struct.unpack("=I", data[8:12])[0] + 1)
+        notify.replace(i, bytes(data))
+    d, result, first = changed_store(env, change)
+    equal(result, first, "result")
+    check("stored weights are dropped: manifest: version" in d.log(), d.log())
+
+
+def test_store_incomplete(env):
+    def change(notify):
+        os.close(notify.store.pop(notify.find("exl3-slab" if env.backend == "cpu" else "exl3-tensors"))[1])
+    d, result, first = changed_store(env, change)
+    equal(result, first, "result")
+    check("stored weights are dropped" in d.log(), d.log())

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * admin.h - the supervisor's own socket, SOCKET.admin: what is kept, and the hand-over to another daemon.
+ *
+ * For root and the daemon's own user (mode 0600, and the kernel is asked who connects). The supervisor
+ * serves it itself, so it answers whatever the workers do, and little can be said: one line of text per
+ * packet, at most EXL3_ADMIN_MAX connections, one that does not read its answers is closed.
+ *
+ *   "fds"          -> packets of lines, a line per kept descriptor:
+ *                     MODEL, part, bytes, device, generation, users; tabs between; last packet: "ok"
+ *   "drop NAME"    -> the daemon forgets what it keeps of that model: "ok", or "error TEXT"
+ *   "takeover 1"   -> see takeover.h
+ *   anything else  -> "error TEXT"
+ */
+#ifndef EXL3_DAEMON_ADMIN_H
+#define EXL3_DAEMON_ADMIN_H
+
+#include "daemon/listen.h"
+#include "daemon/share.h"
+
+#define EXL3_ADMIN_MAX 4u
+
+struct exl3_admin;
+
+/* What the supervisor does for it. */
+struct exl3_admin_ops {
+	/* Another daemon has everything and its workers serve: may clients be its from now on? If so, they are. */
+	bool (*hand_over)(void *arg);
+	void *arg;
+};
+
+/* Makes the socket; all but @ret and @err are borrowed. Whoever has the listening socket owns the path, so
+ * what is at it is stale. */
+int exl3_admin_new(struct exl3_loop *loop, const struct exl3_listener *listener,
+		   struct exl3_share *share, const struct exl3_admin_ops *ops,
+		   struct exl3_admin **ret, struct exl3_error *err);
+/* @remove: its path too; not if that is another daemon's by now. NULL allowed. */
+struct exl3_admin *exl3_admin_free(struct exl3_admin *admin, bool remove);
+
+/* "SOCKET.admin"; -ENAMETOOLONG. */
+int exl3_admin_path(const char *socket, char *path, size_t size, struct exl3_error *err);
+
+#endif

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Without systemd: a new daemon takes the place of the one that serves, and exl3ctl fds."""
+import os
+import socket
+import threading
+import time
+
+import test_outlive as outlive
+from harness import check, equal, wait_for
+
+
+class Callers:
+    """Processes that connect, compute and end, all the time; and connections that nobody may refuse."""
+
+    def __init__(self, env, d, first):
+        self.env, self.d, self.first = env, d, first
+        self.stop, self.failed, self.results, self.connections = False, [], 0, 0
+        self.threads = [threading.Thread(target=self.run), threading.Thread(target=self.connect)]
+        for t in self.threads:
+            t.start()
+
+    def run(self):
+        while not self.stop:
+            try:
+                equal(outlive.result_llama(self.env, self.d), self.first, "result")
+                self.results += 1
+            except Exception as e:
+                self.failed.append(e)
+
+    def connect(self):
+        while not self.stop:
+            s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            s.settimeout(20)
+            try:
+                s.connect(self.d.sock)
+                self.connections += 1
+            except OSError as e:
+                self.failed.append(e)
+            s.close()
+            time.sleep(0.002)
+
+    def end(self):
+        self.stop = True
+        for t in self.threads:
+            t.join()
+        check(not self.failed, f"{len(self.failed)} failed, the first: {self.failed[:1]}")
+
+
+def take_over(env, d, model, **kw):
+    new = env.daemon((model,), ["--takeover", *kw.pop("args", [])], sock=d.sock, wait=False, **kw)
+    return new
+
+
+def test_nobody_notices(env):
+    """Clients come and go all the time; the weights stay where they are; the old daemon leaves."""
+    path = outlive.checkpoint(env, "over", "tiny-llama")
+    size = os.path.getsize(os.path.join(path, "model.safetensors"))
+    d = env.daemon((f"m={path}",))
+    d.ctl_ok("load", f"late={env.model('layers')}")
+    first, late = outlive.result_llama(env, d), outlive.result(env, d, "late")
+    slabs = slabs_of(d)
+    callers = Callers(env, d, first)
+    for _ in range(2):
+        before = callers.results
+        new = take_over(env, d, f"m={path}")
+        equal(d.wait_exit(), 0, "status of the old daemon")
+        check("another daemon has taken over" in d.log(), d.log())
+        wait_for(lambda: "taken over from the other daemon" in new.log(), "the new daemon's word")
+        wait_for(lambda: callers.results > before + 3 or callers.failed, "more results")
+        equal(new.log().count("ready, adopted"), 2, "adoptions")
+        if env.backend == "cpu":
+            equal(slabs_of(new), slabs, "slabs that are mapped")
+            check(outlive.read_bytes(new.worker_pid()) < size, "weights were read")
+        equal(new.status()["supervisor_pid"], new.proc.pid, "who serves")
+        d = new
+    callers.end()
+    check(callers.connections > 50, f"only {callers.connections} connections")
+    equal(outlive.result(env, d, "late"), late, "a model that a client had loaded")
+    equal(d.stop(), 0, "status")
+    check(not os.path.exists(d.sock) and not os.path.exists(d.sock + ".admin"), "sockets are left behind")
+
+
+def slabs_of(d):
+    with open(f"/proc/{d.worker_pid()}/maps") as f:
+        return {line.split()[4] for line in f if "memfd:exl3-slab" in line}
+
+
+def test_new_daemon_fails(env):
+    """A new daemon that cannot serve changes nothing."""
+    d = env.daemon(("layers",))
+    first = outlive.result(env, d, "layers")
+    new = take_over(env, d, "bad=/nowhere")
+    equal(new.wait_exit(), 1, "status of the new daemon")
+    equal(outlive.result(env, d, "layers"), first, "the old one serves")
+    new = take_over(env, d, "layers")
+    equal(d.wait_exit(), 0, "status of the old daemon")
+    equal(outlive.result(env, new, "layers"), first, "the new one serves")
+
+
+def test_nothing_to_take_over(env):
+    new = env.daemon((), ["--takeover"], wait=False)
+    equal(new.wait_exit(), 1, "status")
+    check("no daemon to take over from" in new.log(), new.log())
+
+
+def test_client_that_stays(env):
+    """A long-lived client of the old daemon gets some time, then it is told to connect again."""
+    d = env.daemon(("layers",))
+    outlive.result(env, d, "layers")
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.connect(d.sock)
+    d.ctl_ok("ps")
+    take_over(env, d, "layers")
+    start = time.monotonic()
+    s.settimeout(20)
+    equal(s.recv(100), b"", "the end of the connection")
+    check(1 < time.monotonic() - start, "it had no time")
+    equal(d.wait_exit(), 0, "status")
+    s.close()
+
+
+def test_fds(env):
+    """What is kept, how large, by whom it is used; dropped, it is loaded from the files again."""
+    d = env.daemon((f"m={outlive.checkpoint(env, 'fds')}", "tiny-llama"))
+    fds = d.json("fds")["fds"]
+    equal([(f["model"], f["part"]) for f in fds],
+          [(m, p) for m in ("m", "tiny-llama") for p in ("manifest", "slab", "tensors")], "listed")
+    weights = {m["name"]: m["weight_bytes"] for m in d.status()["models"]}
+    equal({f["model"]: f["bytes"] for f in fds if f["part"] == "slab"}, weights, "bytes of the slabs")
+    equal({f["domains"] for f in fds}, {"default"}, "users")
+    check("m " in d.ctl_ok("fds"), "the table")
+    rc, _, err = d.ctl("fds", "drop", "nobody")
+    equal((rc, "nothing is kept" in err), (3, True), "what is not kept")
+    equal(d.ctl("fds", "what", "m")[0], 2, "a wrong word")
+    first = outlive.result(env, d)
+    d.ctl_ok("fds", "drop", "m")
+    equal({f["model"] for f in d.json("fds")["fds"]}, {"tiny-llama"}, "left")
+    equal(outlive.result(env, d), first, "it serves on")
+    outlive.next_worker(d, d.worker_pid())
+    equal(outlive.result(env, d), first, "loaded again")
+    equal((d.log().count("m: ready,"), d.log().count("m: ready, adopted")), (2, 0), "loads of it, adoptions")
+    equal({f["model"] for f in d.json("fds")["fds"]}, {"m", "tiny-llama"}, "kept again")
+
+
+def test_admin_socket_is_private(env):
+    d = env.daemon()
+    equal(oct(os.stat(d.sock + ".admin").st_mode & 0o777), oct(0o600), "mode")
+    for words in (b"what", b"x" * 1000, b"drop ", b"takeover 2", b"ready"):
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        s.settimeout(10)
+        s.connect(d.sock + ".admin")
+        s.send(words)
+        answer = s.recv(1000)
+        check(answer.startswith((b"error ", b"wait")), f"{words[:20]}: {answer}")
+        s.close()
+    idle = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(8)]
+    for s in idle:
+        s.connect(d.sock + ".admin")
+    time.sleep(0.1)
+    d.ctl_ok("status")
+    for s in idle:
+        s.close()
+    wait_for(lambda: d.ctl("fds")[0] == 0, "fds after the idle ones have gone")
