@@ -5,12 +5,14 @@
  * Order: manifest (all of it checked), whose weights they are, files, slab and tensor file mapped, hashes,
  * then the same tables as after a load. A worker that finds anything wrong says what, and loads.
  */
+#include "daemon/fault.h"
 #include "daemon/manifest.h"
 #include "daemon/modules.h"
 #include "daemon/weights.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -19,21 +21,44 @@
 #include <xxhash.h>
 
 #define SAMPLES      64u /* pieces that are hashed where not all of them are */
+#define VERIFIERS    4u  /* threads, where all of them are */
 #define TENSOR_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
 
 /* ---- hashes ---- */
 
-/* Goes through all pieces in their order. */
-struct verify {
-	struct exl3_model *m; /* with slab and tensor file */
-	const struct exl3_manifest *man;
-	char *buf; /* owned; EXL3_PIECE bytes of staging memory */
-	uint64_t pick[SAMPLES];
-	uint32_t nr_picks, next; /* 0 picks: every piece */
-	uint64_t at;             /* number of the next piece */
+struct piece {
+	const char *name;    /* borrowed from the manifest */
+	bool in_slab;
+	uint64_t offset;     /* in slab or tensor file */
+	uint64_t into;       /* in the part or tensor, for the sentence */
+	uint64_t number;
+	size_t bytes;
 };
 
-/* One out of each of SAMPLES equal parts, never the same ones twice in a row. */
+/* Several threads take piece after piece: reading is one at a time, as the device wants it, hashing is not. */
+struct verify {
+	struct exl3_model *m; /* borrowed, with slab and tensor file; as the next one */
+	const struct exl3_manifest *man;
+	uint64_t pick[SAMPLES];
+	uint32_t nr_picks; /* 0: every piece */
+
+	pthread_mutex_t lock; /* all that follows */
+	uint32_t next_pick;
+	uint64_t number; /* of the next piece */
+	/* The part or tensor that it is in: [0, nr_matrices * EXL3_PARTS) are parts, then tensors. */
+	uint64_t range, range_done, range_offset, range_bytes;
+	int rc; /* the first failure */
+	struct exl3_error err;
+};
+
+struct verifier {
+	struct verify *v;
+	char *buf; /* owned; EXL3_PIECE bytes of staging memory */
+	pthread_t thread;
+	bool started;
+};
+
+/* One out of each of SAMPLES equal parts. */
 static void pick_samples(struct verify *v)
 {
 	uint64_t nr = v->man->layout.nr_pieces, random[SAMPLES];
@@ -50,74 +75,162 @@ static void pick_samples(struct verify *v)
 	}
 }
 
-static bool wanted(struct verify *v)
+/* Where the part or tensor number v->range lies; false: there are no more. */
+static bool look_at_range(struct verify *v)
 {
-	if (!v->nr_picks)
-		return true;
-	if (v->next == v->nr_picks || v->at != v->pick[v->next])
+	const struct exl3_manifest *man = v->man;
+	uint64_t parts = (uint64_t)man->nr_matrices * EXL3_PARTS;
+
+	v->range_done = 0;
+	if (v->range >= parts + man->nr_tensors)
 		return false;
-	v->next++;
+	if (v->range < parts) {
+		const struct exl3_named_matrix *mat = &man->matrices[v->range / EXL3_PARTS];
+
+		v->range_bytes = exl3_part_bytes(mat, (enum exl3_part)(v->range % EXL3_PARTS),
+						 &v->range_offset);
+		if (!mat->placed)
+			v->range_bytes = 0;
+	} else {
+		v->range_offset = man->tensors[v->range - parts].offset;
+		v->range_bytes = man->tensors[v->range - parts].bytes;
+	}
 	return true;
 }
 
-static int check_hash(const struct verify *v, size_t bytes)
+/* The next one in the order of the manifest's hashes; false: there are no more. */
+static bool next_piece(struct verify *v, struct piece *p)
+{
+	const struct exl3_manifest *man = v->man;
+	uint64_t parts = (uint64_t)man->nr_matrices * EXL3_PARTS, left;
+
+	while (v->range_done == v->range_bytes) {
+		v->range++;
+		if (!look_at_range(v))
+			return false;
+	}
+	left = v->range_bytes - v->range_done;
+	p->in_slab = v->range < parts;
+	p->name = p->in_slab ? man->matrices[v->range / EXL3_PARTS].name
+			     : man->tensors[v->range - parts].name;
+	p->offset = v->range_offset + v->range_done;
+	p->into = v->range_done;
+	p->number = v->number++;
+	p->bytes = left < EXL3_PIECE ? (size_t)left : EXL3_PIECE;
+	v->range_done += p->bytes;
+	return true;
+}
+
+static bool next_wanted(struct verify *v, struct piece *p)
+{
+	while (next_piece(v, p)) {
+		if (!v->nr_picks)
+			return true;
+		if (v->next_pick < v->nr_picks && p->number == v->pick[v->next_pick]) {
+			v->next_pick++;
+			return true;
+		}
+	}
+	return false;
+}
+
+static int check_hash(const struct verify *v, const struct piece *p, const char *bytes,
+		      struct exl3_error *err)
 {
 	XXH128_canonical_t c;
 
-	XXH128_canonicalFromHash(&c, XXH3_128bits(v->buf, bytes));
-	return memcmp(c.digest, v->man->pieces[v->at], EXL3_PIECE_HASH) ? -EINVAL : 0;
+	XXH128_canonicalFromHash(&c, XXH3_128bits(bytes, p->bytes));
+	if (memcmp(c.digest, v->man->pieces[p->number], EXL3_PIECE_HASH) == 0)
+		return 0;
+	return exl3_errf(err, -EBADMSG, "'%.160s' is not what was loaded, at byte %llu", p->name,
+			 (unsigned long long)p->into);
 }
 
-/* The pieces of one part, or of one tensor (@mat NULL). */
-static int verify_range(struct verify *v, const char *name, bool in_slab, uint64_t offset,
-			uint64_t bytes, struct exl3_error *err)
+/* One piece; false: that was all, or somebody has failed. */
+static bool verify_next(struct verify *v, char *buf)
 {
-	for (uint64_t done = 0; done < bytes; v->at++) {
-		size_t n = bytes - done < EXL3_PIECE ? (size_t)(bytes - done) : EXL3_PIECE;
-		int rc;
+	struct exl3_error err;
+	struct piece p;
+	bool more;
+	int rc = 0;
 
-		if (wanted(v)) {
-			if (v->m->cancel)
-				return exl3_errf(err, -ECANCELED, "it was cancelled");
-			rc = in_slab ? v->m->ops->slab_read(v->m->slab, offset + done, v->buf, n, err)
-				     : exl3_pread_all(v->m->tensor_fd, name, v->buf, n,
-						      offset + done, err);
-			if (rc < 0)
-				return rc;
-			if (check_hash(v, n) < 0)
-				return exl3_errf(err, -EBADMSG,
-						 "'%.160s' is not what was loaded, at byte %llu", name,
-						 (unsigned long long)done);
-		}
-		done += n;
+	pthread_mutex_lock(&v->lock);
+	more = v->rc == 0 && next_wanted(v, &p);
+	if (more && v->m->cancel)
+		rc = exl3_errf(&err, -ECANCELED, "it was cancelled");
+	if (more && rc == 0 && p.in_slab)
+		rc = exl3_fault("adopt.read")
+			     ? exl3_errf(&err, -EIO, "reading a slab (fault injection)")
+			     : v->m->ops->slab_read(v->m->slab, p.offset, buf, p.bytes, &err);
+	pthread_mutex_unlock(&v->lock);
+	if (!more)
+		return false;
+	if (rc == 0 && !p.in_slab)
+		rc = exl3_pread_all(v->m->tensor_fd, p.name, buf, p.bytes, p.offset, &err);
+	if (rc == 0)
+		rc = check_hash(v, &p, buf, &err);
+	if (rc == 0)
+		return true;
+	pthread_mutex_lock(&v->lock);
+	if (v->rc == 0) {
+		v->rc = rc;
+		v->err = err;
 	}
-	return 0;
+	pthread_mutex_unlock(&v->lock);
+	return false;
+}
+
+static void *verifier_main(void *arg)
+{
+	struct verifier *t = arg;
+
+	while (verify_next(t->v, t->buf))
+		;
+	return NULL;
+}
+
+/* The first is this thread; those that cannot be had are done without. */
+static int run_verifiers(struct verify *v, struct verifier *threads, struct exl3_error *err)
+{
+	struct exl3_model *m = v->m;
+	unsigned nr = v->nr_picks ? 1 : VERIFIERS;
+
+	for (unsigned i = 0; i < nr; i++) {
+		threads[i].v = v;
+		threads[i].buf = m->ops->staging_new(m->dev, EXL3_PIECE);
+		if (!threads[i].buf && !i)
+			return exl3_errf(err, -ENOMEM, "no memory to verify them");
+	}
+	for (unsigned i = 1; i < nr; i++)
+		threads[i].started = threads[i].buf && pthread_create(&threads[i].thread, NULL,
+								      verifier_main,
+								      &threads[i]) == 0;
+	verifier_main(&threads[0]);
+	for (unsigned i = 1; i < nr; i++) {
+		if (threads[i].started)
+			pthread_join(threads[i].thread, NULL);
+	}
+	if (v->rc < 0)
+		*err = v->err;
+	return v->rc;
 }
 
 static int verify(struct exl3_model *m, const struct exl3_manifest *man, bool all,
 		  struct exl3_error *err)
 {
-	struct verify v = {.m = m, .man = man};
-	int rc = 0;
+	struct verifier threads[VERIFIERS] = {0};
+	struct verify v = {.m = m, .man = man, .lock = PTHREAD_MUTEX_INITIALIZER};
+	int rc;
 
-	v.buf = m->ops->staging_new(m->dev, EXL3_PIECE);
-	if (!v.buf)
-		return exl3_errf(err, -ENOMEM, "no memory to verify them");
 	if (!all)
 		pick_samples(&v);
-	for (uint32_t i = 0; rc == 0 && i < man->nr_matrices; i++) {
-		const struct exl3_named_matrix *mat = &man->matrices[i];
-
-		for (int part = 0; rc == 0 && mat->placed && part < EXL3_PARTS; part++) {
-			uint64_t offset, bytes = exl3_part_bytes(mat, (enum exl3_part)part, &offset);
-
-			rc = verify_range(&v, mat->name, true, offset, bytes, err);
-		}
+	look_at_range(&v);
+	rc = run_verifiers(&v, threads, err);
+	for (unsigned i = 0; i < VERIFIERS; i++) {
+		if (threads[i].buf)
+			m->ops->staging_free(m->dev, threads[i].buf, EXL3_PIECE);
 	}
-	for (uint32_t i = 0; rc == 0 && i < man->nr_tensors; i++)
-		rc = verify_range(&v, man->tensors[i].name, false, man->tensors[i].offset,
-				  man->tensors[i].bytes, err);
-	m->ops->staging_free(m->dev, v.buf, EXL3_PIECE);
+	pthread_mutex_destroy(&v.lock);
 	return rc;
 }
 
@@ -170,6 +283,8 @@ static int adopt_slab(struct exl3_model *m, const struct exl3_manifest *man, int
 		return rc;
 	if (!m->ops->slab_adopt)
 		return exl3_errf(err, -EOPNOTSUPP, "this backend cannot");
+	if (exl3_fault("adopt.slab"))
+		return exl3_errf(err, -EIO, "mapping a slab (fault injection)");
 	rc = m->ops->slab_adopt(m->dev, own, bytes ? bytes : EXL3_SLAB_ALIGN, &m->slab, err);
 	if (rc == 0)
 		exl3_take_fd(&own);
