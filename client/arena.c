@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arena.c - memory that the daemon makes and both sides map. */
+/* arena.c - memory that daemon and client share: host arenas, and what all kinds have in common. */
 #include "client/internal.h"
 
 #include <errno.h>
@@ -9,11 +9,12 @@ static void arena_drop(struct exl3_object *o)
 {
 	struct exl3_arena *a = (struct exl3_arena *)o;
 
+	exl3_offer_fini(a);
 	exl3_segment_free(a->seg);
 	free(a);
 }
 
-static void tell_free(struct exl3_client *c, uint32_t buffer)
+void exl3_arena_tell_free(struct exl3_client *c, uint32_t buffer)
 {
 	Exl3__FreeBuffer body = EXL3__FREE_BUFFER__INIT;
 	Exl3__Request req = EXL3__REQUEST__INIT;
@@ -22,6 +23,11 @@ static void tell_free(struct exl3_client *c, uint32_t buffer)
 	req.body_case = EXL3__REQUEST__BODY_FREE_BUFFER;
 	req.free_buffer = &body;
 	exl3_client_tell(c, &req, UINT64_MAX);
+}
+
+void exl3_arena_add(struct exl3_client *c, struct exl3_arena *a)
+{
+	exl3_object_add(c, &a->obj, EXL3_OBJECT_ARENA, arena_drop);
 }
 
 int exl3_arena_new(struct exl3_client *c, size_t bytes, struct exl3_arena **ret)
@@ -49,11 +55,13 @@ int exl3_arena_new(struct exl3_client *c, size_t bytes, struct exl3_arena **ret)
 				 a->buffer, (unsigned long long)reply->arena->bytes);
 	e = exl3_segment_map(fd, reply->arena->bytes, &a->seg, exl3_client_err());
 	if (e < 0) {
-		tell_free(c, a->buffer);
+		exl3_arena_tell_free(c, a->buffer);
 		return e;
 	}
 	exl3_take_fd(&fd);
-	exl3_object_add(c, &a->obj, EXL3_OBJECT_ARENA, arena_drop);
+	a->base = a->seg->base;
+	a->bytes = a->seg->bytes;
+	exl3_arena_add(c, a);
 	*ret = exl3_take_ptr(&a);
 	return 0;
 }
@@ -64,7 +72,7 @@ struct exl3_arena *exl3_arena_free(struct exl3_arena *a)
 		return NULL;
 	if (!exl3_client_forked(a->obj.client)) {
 		exl3_object_remove(&a->obj);
-		tell_free(a->obj.client, a->buffer);
+		exl3_arena_tell_free(a->obj.client, a->buffer);
 		arena_drop(&a->obj);
 	}
 	return NULL;
@@ -72,34 +80,34 @@ struct exl3_arena *exl3_arena_free(struct exl3_arena *a)
 
 void *exl3_arena_ptr(const struct exl3_arena *a)
 {
-	return a->seg->base;
+	return a->base;
 }
 
 size_t exl3_arena_bytes(const struct exl3_arena *a)
 {
-	return a->seg->bytes;
+	return a->bytes;
 }
 
 void *exl3_arena_alloc(struct exl3_arena *a, size_t bytes)
 {
 	size_t at = __atomic_load_n(&a->used, __ATOMIC_RELAXED), size;
 
-	if (bytes > a->seg->bytes)
+	if (bytes > a->bytes || a->kind == EXL3_ARENA_REGISTERED)
 		return NULL;
 	size = (bytes + 63) & ~(size_t)63;
 	do
-		if (size > a->seg->bytes - at)
+		if (size > a->bytes - at)
 			return NULL;
 	while (!__atomic_compare_exchange_n(&a->used, &at, at + size, false, __ATOMIC_RELAXED,
 					    __ATOMIC_RELAXED));
-	return (char *)a->seg->base + at;
+	return a->base + at;
 }
 
 exl3_ref exl3_arena_ref(const struct exl3_arena *a, const void *ptr)
 {
-	size_t offset = (uintptr_t)ptr - (uintptr_t)a->seg->base;
+	size_t offset = (uintptr_t)ptr - (uintptr_t)a->base;
 
-	if (offset >= a->seg->bytes) /* before the arena as well: the difference wraps */
+	if (offset >= a->bytes) /* before the arena as well: the difference wraps */
 		return EXL3_REF_NONE;
 	return EXL3_REF(a->buffer, offset);
 }

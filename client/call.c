@@ -94,6 +94,7 @@ static const char *detail_text(uint64_t detail)
 		[EXL3_DETAIL_MODEL] = "the module's model was unloaded",
 		[EXL3_DETAIL_OVERLAP] = "the output overlaps an input",
 		[EXL3_DETAIL_LIMIT] = "more rows than its tenant may have in flight (rows)",
+		[EXL3_DETAIL_STREAM] = "the channel has no words for stream calls",
 	};
 
 	return detail < EXL3_DETAIL_NR ? text[detail] : NULL;
@@ -163,12 +164,12 @@ int exl3_call(struct exl3_channel *ch, struct exl3_cqe *ret)
 static int operand(const struct exl3_arena *a, const char *what, const void *p, uint64_t bytes,
 		   exl3_ref *ret)
 {
-	size_t offset = (uintptr_t)p - (uintptr_t)a->seg->base;
+	size_t offset = (uintptr_t)p - (uintptr_t)a->base;
 
-	if (offset >= a->seg->bytes || bytes > a->seg->bytes - offset)
+	if (offset >= a->bytes || bytes > a->bytes - offset)
 		return exl3_errf(exl3_client_err(), -EFAULT,
 				 "%s: %llu bytes at %p do not lie in the arena of %zu bytes at %p",
-				 what, (unsigned long long)bytes, p, a->seg->bytes, a->seg->base);
+				 what, (unsigned long long)bytes, p, a->bytes, a->base);
 	*ret = exl3_arena_ref(a, p);
 	return 0;
 }

@@ -159,7 +159,7 @@ int exl3_client_hello(struct exl3_client *c)
 	c->instance = 0;
 	c->generation = 0; /* the answer says both */
 	e = exl3_client_call_locked(c, &req, EXL3__REPLY__BODY_HELLO, EXL3_CALL_TIMEOUT_NS, &reply,
-				    NULL, 0, -1);
+				    NULL, 0, NULL, 0);
 	if (e < 0)
 		return e;
 	if (reply->hello->version < PROTOCOL_MIN || reply->hello->version > PROTOCOL_MAX)
@@ -246,6 +246,12 @@ struct exl3_client *exl3_close(struct exl3_client *c)
 	 * fds, which the parent does not notice, and let go of the memory. */
 	if (!exl3_client_forked(c))
 		exl3_watcher_stop(c);
+	/* Streams first, while the memory of their words is there. */
+	for (struct exl3_channel *ch = c->channels; ch; ch = ch->next) {
+		if (!exl3_client_forked(c))
+			exl3_stream_release(ch, -ESTALE);
+		exl3_stream_free(ch, exl3_client_forked(c));
+	}
 	for (o = c->objects; o; o = next) {
 		next = o->next;
 		o->drop(o);

@@ -49,7 +49,7 @@ static int last_words(struct exl3_client *c, int code)
 	return give_up(c, code);
 }
 
-static int send_request(struct exl3_client *c, Exl3__Request *req, int fd)
+static int send_request(struct exl3_client *c, Exl3__Request *req, const int *fds, unsigned nr_fds)
 {
 	size_t n = exl3__request__get_packed_size(req);
 	int e;
@@ -58,7 +58,7 @@ static int send_request(struct exl3_client *c, Exl3__Request *req, int fd)
 		return exl3_errf(exl3_client_err(), -EMSGSIZE,
 				 "request of %zu bytes; the limit is %u", n, EXL3_PACKET_MAX);
 	exl3__request__pack(req, c->packet);
-	e = exl3_frame_send(c->sock, c->packet, n, &fd, fd >= 0, 0, exl3_client_err());
+	e = exl3_frame_send(c->sock, c->packet, n, fds, nr_fds, 0, exl3_client_err());
 	if (e == -EPIPE || e == -ECONNRESET)
 		return last_words(c, exl3_errf(exl3_client_err(), -ESTALE,
 					       "the daemon has gone: wait for it with "
@@ -146,7 +146,7 @@ static int check_reply(const Exl3__Reply *r, Exl3__Reply__BodyCase want, unsigne
 
 int exl3_client_call_locked(struct exl3_client *c, Exl3__Request *req, Exl3__Reply__BodyCase want,
 			    uint64_t timeout_ns, Exl3__Reply **ret, int *fds, unsigned nr_fds,
-			    int send_fd)
+			    const int *send, unsigned nr_send)
 {
 	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
 	int got[EXL3_FDS_MAX];
@@ -154,7 +154,7 @@ int exl3_client_call_locked(struct exl3_client *c, Exl3__Request *req, Exl3__Rep
 	int e;
 
 	req->id = ++c->next_id;
-	e = send_request(c, req, send_fd);
+	e = send_request(c, req, send, nr_send);
 	if (e < 0)
 		return e;
 	do {
@@ -196,7 +196,22 @@ int exl3_client_call(struct exl3_client *c, Exl3__Request *req, Exl3__Reply__Bod
 	pthread_mutex_lock(&c->call);
 	e = exl3_client_check(c); /* it may have gone while we waited for the lock */
 	if (e == 0)
-		e = exl3_client_call_locked(c, req, want, timeout_ns, ret, fds, nr_fds, -1);
+		e = exl3_client_call_locked(c, req, want, timeout_ns, ret, fds, nr_fds, NULL, 0);
+	pthread_mutex_unlock(&c->call);
+	return e;
+}
+
+int exl3_client_call_send(struct exl3_client *c, Exl3__Request *req, Exl3__Reply__BodyCase want,
+			  uint64_t timeout_ns, Exl3__Reply **ret, const int *send, unsigned nr_send)
+{
+	int e = exl3_client_check(c);
+
+	if (e < 0)
+		return e;
+	pthread_mutex_lock(&c->call);
+	e = exl3_client_check(c);
+	if (e == 0)
+		e = exl3_client_call_locked(c, req, want, timeout_ns, ret, NULL, 0, send, nr_send);
 	pthread_mutex_unlock(&c->call);
 	return e;
 }
@@ -210,7 +225,7 @@ void exl3_client_tell(struct exl3_client *c, Exl3__Request *req, uint64_t epoch)
 	pthread_mutex_lock(&c->call);
 	if (exl3_alive(c) && (epoch == UINT64_MAX || epoch == c->epoch))
 		exl3_client_call_locked(c, req, EXL3__REPLY__BODY__NOT_SET, EXL3_CALL_TIMEOUT_NS,
-					NULL, NULL, 0, -1);
+					NULL, NULL, 0, NULL, 0);
 	pthread_mutex_unlock(&c->call);
 	/* Closing reports nothing, and must not hide why the caller closes. */
 	*exl3_client_err() = saved;

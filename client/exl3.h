@@ -155,6 +155,33 @@ EXL3_API void *exl3_arena_alloc(struct exl3_arena *a, size_t bytes);
 /* Reference of a pointer into the arena; EXL3_REF_NONE if it does not lie inside. */
 EXL3_API exl3_ref exl3_arena_ref(const struct exl3_arena *a, const void *ptr);
 
+/*
+ * GPU memory. libexl3 opens the CUDA driver at run time, and only for these and for stream calls. The calling
+ * thread must have a context current, of the GPU that the daemon serves (cudaFree(0) or cuCtxSetCurrent() make
+ * one). Under MPS both must be clients of one MPS server, or every call costs a switch of contexts: see
+ * `exl3ctl doctor`. -ENODEV: no driver here; -EOPNOTSUPP: the daemon's device has no memory of its own (cpu).
+ */
+
+/**
+ * exl3_arena_new_device() - an arena in GPU memory: the first choice for a process with CUDA.
+ * The daemon makes it, zeroes it and maps it; exl3_arena_ptr() is a device address of the current context,
+ * exl3_arena_alloc() and exl3_arena_ref() work as for any arena. @bytes are rounded up to 2 MiB.
+ * The GPU must have finished with it before exl3_arena_free(). -EDQUOT, -ENOMEM, -EINVAL (other GPU).
+ */
+EXL3_API int exl3_arena_new_device(struct exl3_client *c, size_t bytes, struct exl3_arena **ret);
+/**
+ * exl3_memory_register() - let the daemon read and write GPU memory of this program in place.
+ * @ptr: device address, anywhere in memory of cudaMalloc (shared by a CUDA IPC handle, which the daemon must
+ *       allow: cuda-ipc) or of cuMemCreate with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, as PyTorch's expandable
+ *       segments; up to 8 allocations side by side. Memory of a pool (cudaMallocAsync) cannot be shared.
+ * The same memory may be registered more than once. Requests that use it must have ended before it is freed;
+ * if it is freed early all the same, the daemon works on in the old memory until its last request has ended.
+ * The result is an arena for exl3_arena_ref() and exl3_arena_free(), which ends the registration only; @ptr
+ * stays the program's. -EDQUOT, -EPERM (not allowed, or memory of the daemon's weights), -EINVAL, -E2BIG.
+ */
+EXL3_API int exl3_memory_register(struct exl3_client *c, void *ptr, size_t bytes,
+				  struct exl3_arena **ret);
+
 /* ---- requests ---- */
 
 /* @entries: SQ size, a power of two, 2..4096. Requests of a channel run in order, also across devices. */
@@ -249,6 +276,58 @@ EXL3_API int exl3_moe(struct exl3_channel *ch, const struct exl3_module *mod,
 		      const void *weights, unsigned weights_dtype, uint32_t topk, uint64_t *detail);
 /* Submits what was prepared last and waits for its completion. -EBUSY: others are outstanding. */
 EXL3_API int exl3_call(struct exl3_channel *ch, struct exl3_cqe *ret);
+
+/*
+ * ---- stream calls: requests in the order of a CUDA stream ----
+ *
+ * Each enqueues three things and returns: @stream writes a *ready* word when it has come so far, the daemon runs
+ * the request once its host has seen that, and @stream waits for its *done* word before it goes on. No thread
+ * waits, on neither side; calls can be queued ahead as far as the channel has entries, then a call waits for the
+ * first of them to end, as a kernel launch does when the driver's queue is full. Calls of a channel run in the
+ * order in which they were made, also those of several streams: give each stream a channel of its own.
+ *
+ * @stream: CUstream or cudaStream_t, NULL = the default stream, of the context that is current; or
+ *          EXL3_STREAM_HOST: exl3_stream_ready() takes the place of the stream, and nothing waits for the end.
+ * @call:   number of the call for exl3_stream_result(); may be NULL. Numbers run freely over 2^32.
+ * A call whose stream has not come so far when its deadline passes (deadline_ns of the entry; else the daemon's
+ * ready-timeout) ends with -ETIME. If the daemon or the call fails, the stream goes on all the same, y is not to
+ * be used: exl3_stream_error() after synchronising says so.
+ * Returns 0, -EOPNOTSUPP (the stream is being captured into a graph: that needs a plan), -ESTALE, -EINVAL, -EIO
+ * (CUDA refused), -ENODEV. Threads as for the channel. A stream that waits takes a hardware queue: a program with
+ * many such streams should set CUDA_DEVICE_MAX_CONNECTIONS=32 before it starts CUDA.
+ * exl3_channel_free() and exl3_close() let waiting streams go on and then wait for the context's work to end.
+ */
+#define EXL3_STREAM_HOST ((void *)-1)
+
+/* Runs the entry that exl3_sq_get() handed out last, prepared by any exl3_prep_*() but CANCEL, as a stream call.
+ * The only one that is not submitted yet. A flag, stride, kernel or deadline may be set in it, user_data not. */
+EXL3_API int exl3_stream_call(struct exl3_channel *ch, void *stream, uint32_t *call);
+/* For EXL3_STREAM_HOST: the operands of @call are ready. Any thread. */
+EXL3_API void exl3_stream_ready(struct exl3_channel *ch, uint32_t call);
+/* How a call ended, in *@ret. 0; -EAGAIN: not ended within @timeout_ns; -ENOENT: not one of the channel's last
+ * calls, as many as twice its entries; -ESTALE. */
+EXL3_API int exl3_stream_result(struct exl3_channel *ch, uint32_t call, struct exl3_cqe *ret,
+				uint64_t timeout_ns);
+/* The first error of a call since the last time this was asked: 0, or the negative result and in *@call (may be
+ * NULL) which one. Does not wait: synchronise the stream first. */
+EXL3_API int exl3_stream_error(struct exl3_channel *ch, uint32_t *call);
+/* Operands as for exl3_prep_linear() and so on. */
+EXL3_API int exl3_linear_stream(struct exl3_channel *ch, const struct exl3_module *mod, exl3_ref x,
+				unsigned x_dtype, exl3_ref y, unsigned y_dtype, uint32_t m,
+				void *stream, uint32_t *call);
+EXL3_API int exl3_mlp_stream(struct exl3_channel *ch, const struct exl3_module *mod, exl3_ref x,
+			     unsigned x_dtype, exl3_ref y, unsigned y_dtype, uint32_t m,
+			     void *stream, uint32_t *call);
+EXL3_API int exl3_moe_stream(struct exl3_channel *ch, const struct exl3_module *mod, exl3_ref x,
+			     unsigned x_dtype, exl3_ref y, unsigned y_dtype, uint32_t m,
+			     exl3_ref ids, unsigned ids_dtype, exl3_ref weights,
+			     unsigned weights_dtype, uint32_t topk, void *stream, uint32_t *call);
+EXL3_API int exl3_mla_stream(struct exl3_channel *ch, uint32_t geometry, exl3_ref q,
+			     unsigned q_dtype, exl3_ref cache, exl3_ref indices, exl3_ref o,
+			     unsigned o_dtype, exl3_ref lse, uint32_t batch, float scale,
+			     float kv_scale, void *stream, uint32_t *call);
+/* An empty kernel in its turn on the daemon's device. */
+EXL3_API int exl3_nop_stream(struct exl3_channel *ch, void *stream, uint32_t *call);
 
 #ifdef __cplusplus
 }

@@ -60,6 +60,10 @@ static void print_device(const Exl3__Device *d)
 	       ctl_bytes(d->memory_free), ctl_bytes(d->memory_total), ctl_bytes(d->weight_bytes),
 	       ctl_bytes(d->slab_bytes > d->weight_bytes ? d->slab_bytes - d->weight_bytes : 0),
 	       ctl_bytes(d->arena_bytes), ctl_bytes(d->workspace_bytes));
+	if (d->device_arena_bytes || d->imports)
+		printf("    arenas in its memory %s; of clients %s in %u piece%s\n",
+		       ctl_bytes(d->device_arena_bytes), ctl_bytes(d->import_bytes), d->imports,
+		       d->imports == 1 ? "" : "s");
 }
 
 static void print_merging(const Exl3__Merging *m)

@@ -11,6 +11,7 @@
 #ifndef EXL3_CLIENT_INTERNAL_H
 #define EXL3_CLIENT_INTERNAL_H
 
+#include "client/cuda_api.h"
 #include "client/exl3.h"
 #include "proto/exl3.pb-c.h"
 #include "shm/segment.h"
@@ -102,17 +103,57 @@ struct exl3_mla {
 	char *device; /* owned; the shape's */
 };
 
+/* GPU memory, as the daemon is told of it; kept, for the next worker. */
+struct exl3_offer {
+	struct exl3_cu_ipc ipc; /* if there are no fds */
+	int fds[EXL3_FDS_MAX];  /* owned */
+	uint64_t fd_bytes[EXL3_FDS_MAX];
+	unsigned nr_fds;
+	uint64_t offset; /* of what is meant; its length is the arena's */
+	char device[64];
+};
+
+enum exl3_arena_kind { EXL3_ARENA_HOST, EXL3_ARENA_DEVICE, EXL3_ARENA_REGISTERED };
+
 struct exl3_arena {
 	struct exl3_object obj;
+	enum exl3_arena_kind kind;
 	uint32_t buffer;
-	struct exl3_segment *seg; /* owned */
-	size_t used;              /* atomic; exl3_arena_alloc() */
+	struct exl3_segment *seg; /* HOST: owned */
+	struct exl3_offer *offer; /* others: owned */
+	exl3_cu_handle cu_handle; /* DEVICE: owned, mapped at base */
+	char *base;               /* REGISTERED: the program's memory, borrowed */
+	size_t bytes;
+	size_t used; /* atomic; exl3_arena_alloc() */
 };
 
 /* A published request whose completion has not been taken. */
 struct exl3_pending {
 	uint64_t user_data;
+	bool stream; /* a stream call: its number is the lower half of user_data */
 	bool done; /* completed before one that was submitted earlier (CANCEL can do that) */
+};
+
+/* How a stream call ended. */
+struct exl3_stream_end {
+	uint32_t call;
+	struct exl3_cqe cqe;
+};
+
+/* What a channel has for stream calls; the owner's thread, unless it says otherwise. */
+struct exl3_stream {
+	struct exl3_arena *words; /* owned, an object of the client */
+	struct exl3_stream_slot *slots; /* in words; [mask + 1] */
+	uint32_t mask;
+	uint32_t next;            /* number of the next call */
+	uint32_t *issued;         /* owned; atomic: the last call of each slot; the watcher reads it */
+	struct exl3_stream_end *ends; /* owned; of the last call of each slot that has ended */
+	uint64_t epoch;           /* at which worker the words are bound to the channel */
+	const struct exl3_cuda *cu; /* NULL: the words are not known to CUDA */
+	exl3_cu_ptr dev;          /* where the GPU finds the words */
+	void *ctx;                /* the context that they were registered in */
+	int error;                /* the first one since exl3_stream_error() */
+	uint32_t error_call;
 };
 
 /* A channel at one worker. */
@@ -140,6 +181,12 @@ struct exl3_channel {
 	struct exl3_pending *pending; /* owned, cq_mask + 1; [first, last) free-running */
 	uint32_t pending_first, pending_last;
 	struct exl3_sqe *last; /* slot that was handed out last */
+	struct exl3_stream *stream; /* owned; atomic, as the watcher looks; NULL: no stream call was made */
+	bool last_is_stream;        /* what exl3_submit() publishes is a stream call */
+	/* Completions of other requests that a stream call came across: for exl3_peek(). */
+	struct exl3_cqe *kept; /* owned, as many as pending; NULL without stream */
+	uint32_t kept_first, kept_last;
+	uint32_t nr_plain; /* submitted and not taken from the ring, without stream calls */
 	uint64_t spin_ns;
 	uint64_t syscalls;
 	uint32_t
@@ -182,11 +229,14 @@ int exl3_client_hello(struct exl3_client *c);
  */
 int exl3_client_call(struct exl3_client *c, Exl3__Request *req, Exl3__Reply__BodyCase want,
 		     uint64_t timeout_ns, Exl3__Reply **ret, int *fds, unsigned nr_fds);
-/* For reconnect.c: also while the client counts as dead; takes no lock: the caller holds call. @send_fd: goes
- * with the request, stays the caller's; -1: none. */
+/* For reconnect.c: also while the client counts as dead; takes no lock: the caller holds call. @send: go
+ * with the request, @nr_send of them, stay the caller's. */
 int exl3_client_call_locked(struct exl3_client *c, Exl3__Request *req, Exl3__Reply__BodyCase want,
 			    uint64_t timeout_ns, Exl3__Reply **ret, int *fds, unsigned nr_fds,
-			    int send_fd);
+			    const int *send, unsigned nr_send);
+/* exl3_client_call() without descriptors in the reply, with some in the request. */
+int exl3_client_call_send(struct exl3_client *c, Exl3__Request *req, Exl3__Reply__BodyCase want,
+			  uint64_t timeout_ns, Exl3__Reply **ret, const int *send, unsigned nr_send);
 /* For closing: no reply wanted, errors do not matter, does nothing when the worker is gone. While the client is
  * being restored it waits for the end of that, as what is closed may just have been opened again.
  * @epoch: only in this connection; UINT64_MAX: in any. */
@@ -200,6 +250,39 @@ const char *exl3_client_path(const char *path);
 /* Asks for a channel of @entries; the caller holds call. */
 int exl3_channel_life_new(struct exl3_client *c, uint32_t entries, struct exl3_channel_life **ret);
 struct exl3_channel_life *exl3_channel_life_free(struct exl3_channel_life *life);
+
+/* Takes one completion if one is there: what a stream call came to is noted, another one is kept for
+ * exl3_peek(). 1, 0, -ESTALE, or -EAGAIN: too many are kept. */
+int exl3_channel_take(struct exl3_channel *ch);
+/* Waits as exl3_wait() does until something may be there; false: @end_ns has come. */
+bool exl3_channel_sleep(struct exl3_channel *ch, uint64_t end_ns);
+/* Drops what was handed out and not submitted. */
+void exl3_channel_forget(struct exl3_channel *ch);
+
+/* ---- stream.c ---- */
+
+/* Words for stream calls, the first of which gets number @first. Once per channel. */
+int exl3_stream_make(struct exl3_channel *ch, uint32_t first);
+/* Notes how a call has ended. */
+void exl3_stream_ended(struct exl3_channel *ch, const struct exl3_cqe *cqe);
+/* Every stream that waits for a call of the channel goes on, and finds @result beside it. The watcher, too. */
+void exl3_stream_release(struct exl3_channel *ch, int result);
+/* Nobody may wait any more; leaves the words' arena, an object of the client. @forked: in a child. */
+void exl3_stream_free(struct exl3_channel *ch, bool forked);
+
+/* ---- arena.c, cuda_mem.c ---- */
+
+void exl3_arena_add(struct exl3_client *c, struct exl3_arena *a); /* filled in: an object of the client */
+void exl3_arena_tell_free(struct exl3_client *c, uint32_t buffer);
+void exl3_offer_fini(struct exl3_arena *a); /* what only GPU memory has */
+/* Fills in a request; its data is borrowed from the arena. */
+void exl3_offer_fill(const struct exl3_arena *a, Exl3__RegisterBuffer *body);
+/* The driver, opened at the first call. 0 or -ENODEV. */
+int exl3_cuda_get(const struct exl3_cuda **ret);
+/* And the context that is current in this thread; -EINVAL: none. */
+int exl3_cuda_context(const struct exl3_cuda **ret, void **ctx);
+/* 0, -ENOMEM or -EIO, with a sentence. */
+int exl3_cuda_errf(exl3_cu_result r, const char *what);
 
 /* ---- model.c ---- */
 

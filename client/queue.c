@@ -30,6 +30,7 @@ static void channel_drop(struct exl3_object *o)
 	exl3_closep(&ch->notify_fd);
 	exl3_channel_life_free(ch->next_life);
 	free(ch->pending);
+	free(ch->kept);
 	free(ch);
 }
 
@@ -82,7 +83,7 @@ int exl3_channel_life_new(struct exl3_client *c, uint32_t entries, struct exl3_c
 	req.body_case = EXL3__REQUEST__BODY_CREATE_CHANNEL;
 	req.create_channel = &body;
 	e = exl3_client_call_locked(c, &req, EXL3__REPLY__BODY_CHANNEL, EXL3_CALL_TIMEOUT_NS,
-				    &reply, fds, 3, -1);
+				    &reply, fds, 3, NULL, 0);
 	if (e < 0)
 		return e;
 	ring_fd = fds[0];
@@ -135,10 +136,16 @@ int exl3_channel_new(struct exl3_client *c, uint32_t entries, struct exl3_channe
 
 struct exl3_channel *exl3_channel_free(struct exl3_channel *ch)
 {
+	struct exl3_arena *words;
+
 	if (!ch || exl3_client_forked(ch->obj.client))
 		return NULL;
+	words = ch->stream ? ch->stream->words : NULL;
 	exl3_watcher_remove(ch);
 	exl3_object_remove(&ch->obj);
+	exl3_stream_release(ch, -ECANCELED);
+	exl3_stream_free(ch, false);
+	exl3_arena_free(words);
 	/* At the worker that it lives at; at the next one if it has not moved yet. */
 	if (ch->next_life)
 		tell_close(ch->obj.client, ch->next_life->id, ch->next_life->epoch);
@@ -278,33 +285,37 @@ int exl3_submit(struct exl3_channel *ch)
 	}
 	for (uint32_t i = r->sq_published; i != r->sq_next; i++)
 		ch->pending[ch->pending_last++ & r->cq_mask] =
-			(struct exl3_pending){.user_data = r->sqes[i & r->sq_mask].user_data};
+			(struct exl3_pending){.user_data = r->sqes[i & r->sq_mask].user_data,
+					      .stream = ch->last_is_stream};
+	if (!ch->last_is_stream)
+		ch->nr_plain += n;
 	ch->last = NULL;
 	if (exl3_ring_publish(r))
 		kick(ch);
 	return (int)n;
 }
 
-/* Notes that a request has ended; false: there is no such one. Completions come in order, unless
- * somebody cancels, so the first look finds it. */
-static bool pending_done(struct exl3_channel *ch, uint64_t user_data)
+/* Notes that a request has ended; NULL: there is no such one. Completions come in order, unless
+ * somebody cancels, so the first look finds it. Valid until the next one is noted. */
+static const struct exl3_pending *pending_done(struct exl3_channel *ch, uint64_t user_data)
 {
-	struct exl3_pending *p = ch->pending;
+	struct exl3_pending *p = ch->pending, *found;
 	uint32_t mask = ch->ring.cq_mask;
 
 	for (uint32_t i = ch->pending_first; i != ch->pending_last; i++) {
-		if (p[i & mask].done || p[i & mask].user_data != user_data)
+		found = &p[i & mask];
+		if (found->done || found->user_data != user_data)
 			continue;
-		p[i & mask].done = true;
+		found->done = true;
 		while (ch->pending_first != ch->pending_last && p[ch->pending_first & mask].done)
 			ch->pending_first++;
-		return true;
+		return found;
 	}
-	return false;
+	return NULL;
 }
 
-/* One made-up completion for the oldest request that will never get a real one; 0: none left. */
-static int take_stale(struct exl3_channel *ch, struct exl3_cqe *ret)
+/* A made-up completion for the oldest request that will never get a real one; NULL: none left. */
+static const struct exl3_pending *take_stale(struct exl3_channel *ch, struct exl3_cqe *ret)
 {
 	uint32_t mask = ch->ring.cq_mask;
 
@@ -315,22 +326,21 @@ static int take_stale(struct exl3_channel *ch, struct exl3_cqe *ret)
 			continue;
 		ch->ring.outstanding--;
 		*ret = (struct exl3_cqe){.user_data = p->user_data, .result = -ESTALE};
-		return 1;
+		return p;
 	}
-	return 0;
+	return NULL;
 }
 
-int exl3_peek(struct exl3_channel *ch, struct exl3_cqe *ret)
+/* One completion of whatever kind; *@of: its request. 1, 0, -ESTALE. */
+static int take(struct exl3_channel *ch, struct exl3_cqe *ret, const struct exl3_pending **of)
 {
 	int e;
 
-	if (exl3_client_forked(ch->obj.client))
-		return exl3_client_check(ch->obj.client);
 	if (!ch->stale) {
 		bool over;
 
 		e = exl3_ring_take(&ch->ring, ret);
-		if (e == 1 && pending_done(ch, ret->user_data))
+		if (e == 1 && (*of = pending_done(ch, ret->user_data)))
 			return 1;
 		if (e == 1) {
 			/* A completion of a request that was never made: it counts for none. */
@@ -342,15 +352,63 @@ int exl3_peek(struct exl3_channel *ch, struct exl3_cqe *ret)
 			return 0;
 		/* What was posted before the end is still good: look once more, after having seen it. */
 		if (over && exl3_ring_take(&ch->ring, ret) == 1) {
-			if (pending_done(ch, ret->user_data))
+			if ((*of = pending_done(ch, ret->user_data)))
 				return 1;
 			ch->ring.outstanding++;
 		}
 		ch->stale = true; /* from here on the ring is not looked at any more */
 	}
-	if (take_stale(ch, ret))
+	if ((*of = take_stale(ch, ret)))
 		return 1;
 	return revive(ch) ? 0 : stale_error(ch);
+}
+
+/* True: it is none of a stream call. */
+static bool is_plain(struct exl3_channel *ch, const struct exl3_pending *of, const struct exl3_cqe *cqe)
+{
+	if (of->stream) {
+		exl3_stream_ended(ch, cqe);
+		return false;
+	}
+	ch->nr_plain--;
+	return true;
+}
+
+int exl3_peek(struct exl3_channel *ch, struct exl3_cqe *ret)
+{
+	const struct exl3_pending *of;
+	int e;
+
+	if (exl3_client_forked(ch->obj.client))
+		return exl3_client_check(ch->obj.client);
+	if (ch->kept_first != ch->kept_last) {
+		*ret = ch->kept[ch->kept_first++ & ch->ring.cq_mask];
+		return 1;
+	}
+	do
+		e = take(ch, ret, &of);
+	while (e == 1 && !is_plain(ch, of, ret));
+	return e;
+}
+
+int exl3_channel_take(struct exl3_channel *ch)
+{
+	const struct exl3_pending *of;
+	struct exl3_cqe cqe;
+	int e;
+
+	if (ch->kept_last - ch->kept_first > ch->ring.cq_mask)
+		return exl3_errf(exl3_client_err(), -EAGAIN,
+				 "the completions of other requests must be taken first");
+	e = take(ch, &cqe, &of);
+	if (e == 1 && is_plain(ch, of, &cqe))
+		ch->kept[ch->kept_last++ & ch->ring.cq_mask] = cqe;
+	return e;
+}
+
+void exl3_channel_forget(struct exl3_channel *ch)
+{
+	forget_unpublished(ch);
 }
 
 /* ---- waiting ---- */
@@ -388,12 +446,26 @@ static void sleep_on_ring(struct exl3_channel *ch, uint64_t ns)
 	__atomic_store_n(&ch->sleeping, 0, __ATOMIC_SEQ_CST);
 }
 
+bool exl3_channel_sleep(struct exl3_channel *ch, uint64_t end_ns)
+{
+	uint64_t now = exl3_now_ns();
+
+	if (now >= end_ns)
+		return false;
+	if (ch->spin_ns && spin(ch, ch->spin_ns > end_ns - now ? end_ns : now + ch->spin_ns))
+		return true;
+	now = exl3_now_ns();
+	if (now < end_ns)
+		sleep_on_ring(ch, end_ns == UINT64_MAX ? UINT64_MAX : end_ns - now);
+	return true;
+}
+
 int exl3_wait(struct exl3_channel *ch, struct exl3_cqe *ret, uint64_t timeout_ns)
 {
 	uint64_t now, end, spin_end;
 	int e = exl3_peek(ch, ret);
 
-	if (e != 0 || timeout_ns == 0 || ch->pending_first == ch->pending_last)
+	if (e != 0 || timeout_ns == 0 || ch->nr_plain == 0)
 		return e;
 	now = exl3_now_ns();
 	end = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;

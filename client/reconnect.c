@@ -33,11 +33,11 @@ struct restore {
 };
 
 static int call(struct exl3_client *c, Exl3__Request *req, Exl3__Reply__BodyCase want,
-		Exl3__Reply **ret, int send_fd)
+		Exl3__Reply **ret, const int *send, unsigned nr_send)
 {
 	if (__atomic_load_n(&c->stop, __ATOMIC_ACQUIRE))
 		return exl3_errf(exl3_client_err(), -ECANCELED, "the connection is being closed");
-	return exl3_client_call_locked(c, req, want, RESTORE_TIMEOUT_NS, ret, NULL, 0, send_fd);
+	return exl3_client_call_locked(c, req, want, RESTORE_TIMEOUT_NS, ret, NULL, 0, send, nr_send);
 }
 
 static int other_number(const char *what)
@@ -58,7 +58,7 @@ static int open_model(struct restore *r, const char *name, const char *fingerpri
 	body.handle = handle;
 	req.body_case = EXL3__REQUEST__BODY_OPEN_MODEL;
 	req.open_model = &body;
-	e = call(r->c, &req, EXL3__REPLY__BODY_MODELS, &reply, -1);
+	e = call(r->c, &req, EXL3__REPLY__BODY_MODELS, &reply, NULL, 0);
 	if (e < 0)
 		return e;
 	if (reply->models->n_models == 1 &&
@@ -121,7 +121,7 @@ static int restore_module(struct restore *r, struct exl3_object *obj)
 	body.handle = mod->handle;
 	req.body_case = EXL3__REQUEST__BODY_OPEN_MODULE;
 	req.open_module = &body;
-	e = call(r->c, &req, EXL3__REPLY__BODY_MODULES, &reply, -1);
+	e = call(r->c, &req, EXL3__REPLY__BODY_MODULES, &reply, NULL, 0);
 	if (e < 0)
 		return e;
 	if (reply->modules->n_modules != 1 || reply->modules->modules[0]->handle != mod->handle)
@@ -141,10 +141,28 @@ static int restore_mla(struct restore *r, struct exl3_object *obj)
 	body.handle = mla->handle;
 	req.body_case = EXL3__REQUEST__BODY_REGISTER_MLA;
 	req.register_mla = &body;
-	e = call(r->c, &req, EXL3__REPLY__BODY_HANDLE, &reply, -1);
+	e = call(r->c, &req, EXL3__REPLY__BODY_HANDLE, &reply, NULL, 0);
 	if (e < 0)
 		return e;
 	return reply->handle->handle == mla->handle ? 0 : other_number("a geometry");
+}
+
+/* GPU memory: the client still holds it, whoever made it. */
+static int restore_offer(struct restore *r, const struct exl3_arena *a)
+{
+	Exl3__RegisterBuffer body = EXL3__REGISTER_BUFFER__INIT;
+	Exl3__Request req = EXL3__REQUEST__INIT;
+	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
+	int e;
+
+	exl3_offer_fill(a, &body);
+	body.buffer = a->buffer;
+	req.body_case = EXL3__REQUEST__BODY_REGISTER_BUFFER;
+	req.register_buffer = &body;
+	e = call(r->c, &req, EXL3__REPLY__BODY_ARENA, &reply, a->offer->fds, a->offer->nr_fds);
+	if (e < 0)
+		return e;
+	return reply->arena->buffer == a->buffer ? 0 : other_number("registered memory");
 }
 
 static int restore_arena(struct restore *r, struct exl3_object *obj)
@@ -155,11 +173,13 @@ static int restore_arena(struct restore *r, struct exl3_object *obj)
 	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
 	int e;
 
+	if (a->kind != EXL3_ARENA_HOST)
+		return restore_offer(r, a);
 	body.bytes = a->seg->bytes;
 	body.buffer = a->buffer;
 	req.body_case = EXL3__REQUEST__BODY_ADOPT_ARENA;
 	req.adopt_arena = &body;
-	e = call(r->c, &req, EXL3__REPLY__BODY_ARENA, &reply, a->seg->fd);
+	e = call(r->c, &req, EXL3__REPLY__BODY_ARENA, &reply, &a->seg->fd, 1);
 	if (e < 0)
 		return e;
 	return reply->arena->buffer == a->buffer ? 0 : other_number("an arena");
@@ -227,7 +247,7 @@ static void close_temporary(struct restore *r)
 		req.body_case = EXL3__REQUEST__BODY_CLOSE_MODEL;
 		req.close_model = &body;
 		if (o->temporary)
-			call(r->c, &req, EXL3__REPLY__BODY__NOT_SET, NULL, -1);
+			call(r->c, &req, EXL3__REPLY__BODY__NOT_SET, NULL, NULL, 0);
 	}
 }
 

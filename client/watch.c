@@ -5,7 +5,8 @@
  * It polls the control socket and the notification sockets for hang-up only and never reads, so it
  * steals neither replies nor notifications. A futex on cq_tail does not announce by itself that no
  * completion will ever come: so the watcher sets a flag that a sleeper checks after it has said that it
- * is about to sleep, and wakes it again and again until it says that it is awake.
+ * is about to sleep, and wakes it again and again until it says that it is awake. A CUDA stream that waits
+ * for a word would not wake up either: it is let go, see stream.c.
  */
 #include "client/internal.h"
 
@@ -62,8 +63,10 @@ static void wake_all(struct exl3_client *c)
 		pthread_mutex_lock(&c->list);
 		for (struct exl3_channel *ch = c->channels; ch; ch = ch->next)
 			if (__atomic_load_n(&c->dead, __ATOMIC_SEQ_CST) ||
-			    __atomic_load_n(&ch->ended, __ATOMIC_SEQ_CST))
+			    __atomic_load_n(&ch->ended, __ATOMIC_SEQ_CST)) {
+				exl3_stream_release(ch, -ESTALE);
 				again |= wake_sleeper(ch);
+			}
 		pthread_mutex_unlock(&c->list);
 		if (again)
 			pause_briefly();
@@ -95,18 +98,26 @@ static void fill(struct exl3_client *c, struct watch_set *w, bool dead)
 	pthread_mutex_unlock(&c->list);
 }
 
-/* Marks the channels that hung up. One may have been freed since fill(): look it up first. */
+/* Marks the channels that hung up. One may have been freed since fill(): look it up first. A worker that ends
+ * a channel says so in its ring; one that is killed does not, and may take its time to close the other sockets. */
 static void mark_ended(struct exl3_client *c, const struct watch_set *w)
 {
+	bool killed = false;
+
 	for (unsigned i = 0; i < w->nr_channels; i++) {
 		if (!(w->fds[SLOT_CHANNELS + i].revents & (POLLRDHUP | POLLHUP | POLLERR)))
 			continue;
 		pthread_mutex_lock(&c->list);
-		for (struct exl3_channel *ch = c->channels; ch; ch = ch->next)
-			if (ch->serial == w->serials[i])
-				__atomic_store_n(&ch->ended, 1, __ATOMIC_SEQ_CST);
+		for (struct exl3_channel *ch = c->channels; ch; ch = ch->next) {
+			if (ch->serial != w->serials[i])
+				continue;
+			killed |= exl3_ring_state(&ch->ring) == EXL3_CHANNEL_OPEN;
+			__atomic_store_n(&ch->ended, 1, __ATOMIC_SEQ_CST);
+		}
 		pthread_mutex_unlock(&c->list);
 	}
+	if (killed)
+		exl3_client_lost(c);
 }
 
 /* True: an attempt to connect again is wanted. */

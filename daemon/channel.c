@@ -407,6 +407,7 @@ void exl3_channel_try_free(struct exl3_channel *ch)
 		exl3_sched_leave(&ch->lane->sched, &ch->flow);
 	ch->d->nr_channels--;
 	leave_tenant(ch);
+	exl3_words_fini(ch);
 	exl3_segment_free(ch->segment);
 	exl3_closep(&ch->kick_fd);
 	exl3_closep(&ch->notify_fd);

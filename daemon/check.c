@@ -115,7 +115,7 @@ static int check_common(struct checker *c, uint32_t flags)
 	const struct exl3_sqe *sqe = c->sqe;
 	int rc;
 
-	if (sqe->flags & ~flags || sqe->reserved0 || sqe->reserved1)
+	if (sqe->flags & ~flags || sqe->reserved0)
 		return fail(c, -EINVAL, EXL3_DETAIL_OP);
 	rc = c->env->target(c->env->arg, sqe->module, &c->out->target);
 	if (rc < 0)
@@ -157,6 +157,7 @@ static int check_rows(struct checker *c, uint64_t x_elems, uint64_t y_elems, str
 	rows->x_dtype = sqe->x_dtype;
 	rows->y_dtype = sqe->y_dtype;
 	rows->stored = sqe->flags & EXL3_STORED;
+	rows->x_device = x->buf->device;
 	return 0;
 }
 
@@ -264,7 +265,7 @@ static int check_mla(struct checker *c)
 	if (!all_zero(mla->reserved, sizeof(mla->reserved)) || !isfinite(mla->scale) ||
 	    !isfinite(mla->kv_scale))
 		return fail(c, -EINVAL, EXL3_DETAIL_OP);
-	rc = check_common(c, EXL3_DETERMINISTIC);
+	rc = check_common(c, EXL3_DETERMINISTIC | EXL3_STREAM);
 	if (rc < 0)
 		return rc;
 	g = c->out->target.mla;
@@ -322,6 +323,8 @@ static int check_plain(struct checker *c)
 	rest.deadline_ns = 0;
 	if (c->sqe->op == EXL3_OP_CANCEL)
 		rest.u.cancel.user_data = 0;
+	else if (rest.flags & EXL3_STREAM)
+		rest.flags = rest.stream_seq = 0;
 	return all_zero(&rest, sizeof(rest)) ? 0 : fail(c, -EINVAL, EXL3_DETAIL_OP);
 }
 
@@ -333,6 +336,10 @@ int exl3_check_sqe(const struct exl3_sqe *sqe, const struct exl3_check_env *env,
 	memset(ret, 0, sizeof(*ret));
 	*detail = EXL3_DETAIL_NONE;
 	ret->op = sqe->op;
+	if (sqe->flags & EXL3_STREAM ? !env->stream : sqe->stream_seq != 0)
+		return fail(&c, -EINVAL,
+			    sqe->stream_seq && !(sqe->flags & EXL3_STREAM) ? EXL3_DETAIL_OP
+									     : EXL3_DETAIL_STREAM);
 	switch (sqe->op) {
 	case EXL3_OP_NOP:
 	case EXL3_OP_CANCEL:

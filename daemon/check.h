@@ -22,6 +22,7 @@ struct exl3_buffer {
 	struct exl3_tenant *tenant; /* counted; whose bytes these are, NULL: nobody's */
 	uint64_t charged;           /* to it */
 	struct exl3_arena *arena;
+	bool device; /* in the memory of its maker */
 	const struct exl3_device *maker; /* of the arena */
 };
 
@@ -47,6 +48,7 @@ struct exl3_check_env {
 		uint32_t nr;
 	} kernels[EXL3_DEVICES_MAX];
 	bool deterministic; /* for all requests */
+	bool stream;        /* the channel has words for stream calls */
 };
 
 /* A request that may run. */

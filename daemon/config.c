@@ -73,6 +73,10 @@ static const struct key keys[] = {
 	{"chunk-us", KEY_UINT, AT(chunk_us), "1000", 0, 60000000, NULL, true,
 	 "microseconds of the device that one launch should take: longer requests run in slices of "
 	 "rows; 0: whole"},
+	{"ready-spin-us", KEY_UINT, AT(ready_spin_us), "1000", 0, 1000000, NULL, true,
+	 "microseconds that the loop looks without a pause for the next stream call to become ready"},
+	{"ready-timeout", KEY_UINT, AT(ready_timeout_s), "60", 0, 86400, NULL, true,
+	 "seconds that a stream call without deadline may wait for its stream; 0: for ever"},
 	{"queue-depth", KEY_UINT, AT(queue_depth), "8", 1, 64, NULL, false,
 	 "launches handed to the device ahead of their turn"},
 	{"merge-max", KEY_UINT, AT(merge_max), "32", 1, 32, NULL, false,

@@ -79,7 +79,7 @@ struct exl3_config {
 	char *log_level;
 	int64_t node; /* -1: not bound */
 	uint64_t threads;
-	uint64_t spin_us, chunk_us;
+	uint64_t spin_us, chunk_us, ready_spin_us, ready_timeout_s;
 	uint64_t memory_max, gpu_memory_max, arena_max, workspace;
 	uint64_t channels_max, clients_max, clients_per_user;
 	uint64_t queue_depth, merge_max;

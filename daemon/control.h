@@ -42,6 +42,31 @@ int exl3_call_nomem(struct exl3_call *c);
 void exl3_control_resume(struct exl3_peer *peer, int code, const char *text,
 			 int (*fill)(struct exl3_call *c, void *arg), void *arg);
 
+enum exl3_arena_how { EXL3_ARENA_NEW, EXL3_ARENA_NEW_DEVICE, EXL3_ARENA_ADOPT, EXL3_ARENA_IMPORT };
+
+/* Memory that is made or mapped off the loop: zeroing gigabytes takes long. Its end is the reply. */
+struct exl3_arena_job {
+	struct exl3_job job;
+	struct exl3_worker *w;
+	struct exl3_peer *peer; /* borrowed; NULL: it has left meanwhile */
+	enum exl3_arena_how how;
+	uint64_t bytes;
+	int fds[EXL3_FDS_MAX];   /* owned; that came with the request */
+	unsigned nr_fds;
+	uint64_t fd_bytes[EXL3_FDS_MAX];
+	struct exl3_import import; /* IMPORT: borrows fds and fd_bytes */
+	uint32_t want;           /* its number, 0 = any */
+	struct exl3_buffer *buf; /* owned until the peer has it */
+	int rc;
+	struct exl3_error err;
+};
+
+/* Checks the client's limits. */
+int exl3_arena_job_new(struct exl3_call *c, enum exl3_arena_how how, uint64_t bytes,
+		       const struct exl3_device *maker, struct exl3_arena_job **ret);
+/* Takes over the call's descriptors; from here on the client waits. Returns 0. */
+int exl3_arena_job_start(struct exl3_call *c, struct exl3_arena_job *a);
+
 /* control_model.c */
 int exl3_verb_list_models(struct exl3_call *c);
 int exl3_verb_open_model(struct exl3_call *c);
@@ -62,6 +87,9 @@ int exl3_verb_register_mla(struct exl3_call *c);
 void exl3_arena_job_forget(struct exl3_peer *peer);
 /* Of the arena that is being made for it; NULL: none is. */
 struct exl3_buffer *exl3_arena_job_buffer(const struct exl3_peer *peer);
+/* control_buffer.c */
+int exl3_verb_register_buffer(struct exl3_call *c);
+int exl3_verb_bind_stream(struct exl3_call *c);
 /* control_admin.c */
 int exl3_verb_load(struct exl3_call *c);
 int exl3_verb_unload(struct exl3_call *c);

@@ -92,6 +92,9 @@ static int fill_device(const struct exl3_worker *w, const struct exl3_device *de
 	d->memory_free = info.memory_free;
 	d->slab_bytes = info.slab_bytes;
 	d->arena_bytes = info.arena_bytes;
+	d->device_arena_bytes = info.device_arena_bytes;
+	d->import_bytes = info.import_bytes;
+	d->imports = info.nr_imports;
 	d->workspace_bytes = info.workspace_bytes;
 	d->threads = info.threads;
 	for (const struct exl3_registered *reg = w->models.list; reg; reg = reg->next) {

@@ -79,20 +79,6 @@ int exl3_verb_close_channel(struct exl3_call *c)
 
 /* ---- arenas ---- */
 
-/* Made off the loop: zeroing gigabytes takes long. */
-struct exl3_arena_job {
-	struct exl3_job job;
-	struct exl3_worker *w;
-	struct exl3_peer *peer; /* borrowed; NULL: it has left meanwhile */
-	size_t bytes;
-	int fd;                  /* owned; of an arena to adopt, else -1 */
-	bool adopted;
-	uint32_t want;           /* its number, 0 = any */
-	struct exl3_buffer *buf; /* owned until the peer has it */
-	int rc;
-	struct exl3_error err;
-};
-
 /* A descriptor that a client sends may be anything. Sealed, so that no access ends in a signal; of
  * ordinary pages, as huge ones come from a pool that can be empty when a page is touched; with all its
  * pages, as holes may have been punched. */
@@ -120,22 +106,42 @@ static int check_arena_fd(int fd, size_t bytes, struct exl3_error *err)
 	return 0;
 }
 
+static int adopt(struct exl3_arena_job *a)
+{
+	const struct exl3_device *maker = a->buf->maker;
+	int rc = check_arena_fd(a->fds[0], a->bytes, &a->err);
+
+	if (rc == 0)
+		rc = maker->ops->arena_adopt(maker->dev, a->fds[0], a->bytes, &a->buf->arena,
+					     &a->err);
+	if (rc == 0)
+		a->fds[0] = -1;
+	return rc;
+}
+
 static void run_arena(struct exl3_job *job)
 {
 	struct exl3_arena_job *a = (struct exl3_arena_job *)job;
 	const struct exl3_device *maker = a->buf->maker;
 
-	if (exl3_fault("arena.new"))
+	if (exl3_fault("arena.new")) {
 		a->rc = exl3_errf(&a->err, -ENOMEM, "arena: out of memory");
-	else if (a->fd >= 0)
-		a->rc = check_arena_fd(a->fd, a->bytes, &a->err);
-	else
-		a->rc = maker->ops->arena_new(maker->dev, a->bytes, &a->buf->arena, &a->err);
-	if (a->fd < 0 || a->rc < 0)
 		return;
-	a->rc = maker->ops->arena_adopt(maker->dev, a->fd, a->bytes, &a->buf->arena, &a->err);
-	if (a->rc == 0)
-		a->fd = -1;
+	}
+	switch (a->how) {
+	case EXL3_ARENA_NEW:
+		a->rc = maker->ops->arena_new(maker->dev, a->bytes, &a->buf->arena, &a->err);
+		break;
+	case EXL3_ARENA_NEW_DEVICE:
+		a->rc = maker->ops->device_arena_new(maker->dev, a->bytes, &a->buf->arena, &a->err);
+		break;
+	case EXL3_ARENA_ADOPT:
+		a->rc = adopt(a);
+		break;
+	case EXL3_ARENA_IMPORT:
+		a->rc = maker->ops->import(maker->dev, &a->import, &a->buf->arena, &a->err);
+		break;
+	}
 }
 
 static int arena_reply(struct exl3_call *c, void *arg)
@@ -157,7 +163,7 @@ static int arena_reply(struct exl3_call *c, void *arg)
 	reply->bytes = a->buf->bytes;
 	c->reply->body_case = EXL3__REPLY__BODY_ARENA;
 	c->reply->arena = reply;
-	if (!a->adopted) {
+	if (a->how == EXL3_ARENA_NEW || a->how == EXL3_ARENA_NEW_DEVICE) {
 		c->fds[0] = a->buf->arena->fd;
 		c->nr_fds = 1;
 	}
@@ -168,6 +174,7 @@ static int arena_reply(struct exl3_call *c, void *arg)
 static void set_addresses(struct exl3_buffer *buf, const struct exl3_devices *devices)
 {
 	buf->bytes = buf->arena->bytes;
+	buf->device = buf->arena->device;
 	for (uint32_t i = 0; i < devices->nr; i++)
 		buf->base[i] = exl3_devices_address(&devices->list[i], buf->maker, buf->arena);
 }
@@ -197,8 +204,8 @@ static void done_arena(struct exl3_job *job)
 		free(a->buf->owner);
 		free(a->buf);
 	}
-	if (a->fd >= 0)
-		exl3_loop_close(a->w->loop, &a->fd);
+	for (unsigned i = 0; i < a->nr_fds; i++)
+		exl3_loop_close(a->w->loop, &a->fds[i]);
 	free(a);
 }
 
@@ -214,8 +221,8 @@ struct exl3_buffer *exl3_arena_job_buffer(const struct exl3_peer *peer)
 	return peer->wait_arena ? peer->wait_arena->buf : NULL;
 }
 
-/* @fd: taken over on success; -1: a new one. */
-static int arena_start(struct exl3_call *c, uint64_t bytes, int *fd, uint32_t want)
+int exl3_arena_job_new(struct exl3_call *c, enum exl3_arena_how how, uint64_t bytes,
+		       const struct exl3_device *maker, struct exl3_arena_job **ret)
 {
 	struct exl3_peer *peer = c->peer;
 	uint64_t max = c->w->cfg->arena_max;
@@ -232,7 +239,8 @@ static int arena_start(struct exl3_call *c, uint64_t bytes, int *fd, uint32_t wa
 		return exl3_errf(&c->err, -ENOMEM,
 				 "arena: %llu bytes are more than any machine has",
 				 (unsigned long long)bytes);
-	bytes = (bytes + 4095) & ~4095ull;
+	if (how != EXL3_ARENA_IMPORT)
+		bytes = (bytes + 4095) & ~4095ull;
 	if (peer->nr_buffers >= EXL3_BUFFERS_MAX)
 		return exl3_errf(&c->err, -EDQUOT, "a client may have %u buffers",
 				 EXL3_BUFFERS_MAX);
@@ -249,32 +257,67 @@ static int arena_start(struct exl3_call *c, uint64_t bytes, int *fd, uint32_t wa
 		free(a);
 		return c->err.code;
 	}
-	a->buf->maker = exl3_devices_for_arenas(&c->w->devices);
+	a->buf->maker = maker;
 	a->w = c->w;
 	a->peer = peer;
+	a->how = how;
 	a->bytes = bytes;
-	a->want = want;
-	a->adopted = *fd >= 0;
-	a->fd = exl3_take_fd(fd);
 	a->job.run = run_arena;
 	a->job.done = done_arena;
-	peer->arena_bytes += bytes;
-	peer->wait_arena = a;
-	peer->waiting = EXL3_WAIT_ARENA;
+	*ret = a;
+	return 0;
+}
+
+int exl3_arena_job_start(struct exl3_call *c, struct exl3_arena_job *a)
+{
+	for (; a->nr_fds < c->nr_req_fds; a->nr_fds++)
+		a->fds[a->nr_fds] = exl3_take_fd(&c->req_fds[a->nr_fds]);
+	c->peer->arena_bytes += a->bytes;
+	c->peer->wait_arena = a;
+	c->peer->waiting = EXL3_WAIT_ARENA;
 	exl3_jobs_add(c->w->memory, &a->job);
 	return 0;
 }
 
+static int no_descriptors(struct exl3_call *c)
+{
+	return c->nr_req_fds ? exl3_errf(&c->err, -EINVAL, "arena: %u descriptors, it takes none",
+					 c->nr_req_fds)
+			     : 0;
+}
+
 int exl3_verb_create_arena(struct exl3_call *c)
 {
-	int fd = -1;
+	const Exl3__CreateArena *req = c->req->create_arena;
+	const struct exl3_device *maker = exl3_devices_for_arenas(&c->w->devices);
+	enum exl3_arena_how how = EXL3_ARENA_NEW;
+	struct exl3_arena_job *a;
+	int rc = no_descriptors(c);
 
-	return arena_start(c, c->req->create_arena->bytes, &fd, 0);
+	if (rc == 0 && req->where == EXL3__WHERE__WHERE_DEVICE) {
+		how = EXL3_ARENA_NEW_DEVICE;
+		maker = exl3_devices_find(&c->w->devices, req->device, &c->err);
+		if (!maker)
+			return c->err.code;
+		if (!maker->ops->device_arena_new)
+			return exl3_errf(&c->err, -EOPNOTSUPP,
+					 "arena: device %s has no memory of its own: take one in host "
+					 "memory",
+					 maker->name);
+	} else if (rc == 0 && req->where != EXL3__WHERE__WHERE_HOST) {
+		return exl3_errf(&c->err, -EINVAL, "arena: there is no place %d", (int)req->where);
+	}
+	if (rc == 0)
+		rc = exl3_arena_job_new(c, how, req->bytes, maker, &a);
+	return rc < 0 ? rc : exl3_arena_job_start(c, a);
 }
 
 int exl3_verb_adopt_arena(struct exl3_call *c)
 {
 	const Exl3__AdoptArena *req = c->req->adopt_arena;
+	const struct exl3_device *maker = exl3_devices_for_arenas(&c->w->devices);
+	struct exl3_arena_job *a;
+	int rc;
 
 	if (c->nr_req_fds != 1)
 		return exl3_errf(&c->err, -EINVAL, "arena: %u descriptors, it takes one",
@@ -282,9 +325,13 @@ int exl3_verb_adopt_arena(struct exl3_call *c)
 	if (req->bytes % 4096)
 		return exl3_errf(&c->err, -EINVAL, "arena: %llu bytes are not whole pages",
 				 (unsigned long long)req->bytes);
-	if (!exl3_devices_for_arenas(&c->w->devices)->ops->arena_adopt)
+	if (!maker->ops->arena_adopt)
 		return exl3_errf(&c->err, -EOPNOTSUPP, "arena: this backend adopts none");
-	return arena_start(c, req->bytes, &c->req_fds[0], req->buffer);
+	rc = exl3_arena_job_new(c, EXL3_ARENA_ADOPT, req->bytes, maker, &a);
+	if (rc < 0)
+		return rc;
+	a->want = req->buffer;
+	return exl3_arena_job_start(c, a);
 }
 
 int exl3_verb_free_buffer(struct exl3_call *c)

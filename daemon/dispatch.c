@@ -88,12 +88,13 @@ static void name_del(struct exl3_channel *ch, struct exl3_request *req)
 		b->tail = req->prev;
 }
 
-/* ---- order across devices ---- */
+/* ---- order across devices, and of stream calls ---- */
 
 /* May it join what its channel has in its lane? */
 static bool may_join(const struct exl3_channel *ch, const struct exl3_request *req)
 {
-	return !req->lane || req->lane == ch->lane || (!ch->flow.queued && !ch->flow.running);
+	return exl3_words_ready(req) &&
+	       (!req->lane || req->lane == ch->lane || (!ch->flow.queued && !ch->flow.running));
 }
 
 static void join(struct exl3_channel *ch, struct exl3_request *req)
@@ -115,8 +116,7 @@ static struct exl3_sched *sched_of(const struct exl3_request *req)
 	return req->item.flow == &ch->held ? &ch->d->held : &ch->lane->sched;
 }
 
-/* Something of the channel has ended: what it held back may go now. */
-static void release(struct exl3_channel *ch)
+void exl3_dispatch_release(struct exl3_channel *ch)
 {
 	while (ch->held.head) {
 		struct exl3_request *req = (struct exl3_request *)ch->held.head;
@@ -148,8 +148,16 @@ static void finish(struct exl3_request *req, int result, uint64_t detail, uint64
 		if (ch->counters)
 			ch->counters->rows += req->c.rows.m;
 	}
+	if (req->stream)
+		exl3_words_end(ch, req->seq, result);
 	post(ch, req->user_data, result, detail, exec_ns);
-	release(ch);
+	exl3_dispatch_release(ch);
+}
+
+void exl3_dispatch_end(struct exl3_request *req, int result)
+{
+	exl3_sched_remove(sched_of(req), &req->item);
+	finish(req, result, EXL3_DETAIL_NONE, 0);
 }
 
 /* ---- entries ---- */
@@ -172,8 +180,7 @@ static int cancel(struct exl3_channel *ch, uint64_t user_data)
 			rc = -EALREADY; /* unless a later one of that name waits */
 			continue;
 		}
-		exl3_sched_remove(sched_of(req), &req->item);
-		finish(req, -ECANCELED, EXL3_DETAIL_NONE, 0);
+		exl3_dispatch_end(req, -ECANCELED);
 		return 0;
 	}
 	return rc;
@@ -189,11 +196,21 @@ static int admit(const struct exl3_dispatch *d, uint8_t op, uint32_t device)
 	return op != EXL3_OP_NOP && d->lanes[device].lost ? -EIO : 0;
 }
 
+void exl3_dispatch_refuse(struct exl3_channel *ch, const struct exl3_sqe *sqe, int code,
+			  enum exl3_detail detail)
+{
+	/* Whatever is wrong with it: a stream may wait for it. */
+	if (sqe->flags & EXL3_STREAM && ch->words)
+		exl3_words_end(ch, sqe->stream_seq, code);
+	post(ch, sqe->user_data, code, detail, 0);
+}
+
 void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 {
 	struct exl3_dispatch *d = ch->d;
 	struct exl3_request *req = ch->free;
 	enum exl3_detail detail;
+	bool stream;
 	int rc;
 
 	assert(req); /* as many slots as credit, which was checked when the entry was taken */
@@ -201,7 +218,7 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	if (rc == 0)
 		rc = admit(d, sqe->op, req->c.target.device);
 	if (rc < 0) {
-		post(ch, sqe->user_data, rc, detail, 0);
+		exl3_dispatch_refuse(ch, sqe, rc, detail);
 		return;
 	}
 	if (sqe->op == EXL3_OP_CANCEL) {
@@ -210,15 +227,21 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 		post(ch, sqe->user_data, rc, EXL3_DETAIL_NONE, 0);
 		return;
 	}
-	if (sqe->op == EXL3_OP_NOP && !ch->flow.queued && !ch->flow.running && !ch->held.queued) {
+	stream = sqe->flags & EXL3_STREAM;
+	if (sqe->op == EXL3_OP_NOP && !stream && !ch->flow.queued && !ch->flow.running && !ch->held.queued) {
 		post(ch, sqe->user_data, 0, EXL3_DETAIL_NONE, 0);
 		return;
 	}
 	ch->free = req->next;
 	req->user_data = sqe->user_data;
 	req->item.deadline_ns = sqe->deadline_ns;
-	req->item.fence = sqe->op == EXL3_OP_NOP;
-	req->lane = req->item.fence ? NULL : &d->lanes[req->c.target.device];
+	/* In a stream a NOP is an empty kernel of whatever device is in use. */
+	req->item.fence = sqe->op == EXL3_OP_NOP && !stream;
+	req->lane = &d->lanes[req->c.target.device];
+	if (sqe->op == EXL3_OP_NOP)
+		req->lane = stream ? ch->lane : NULL;
+	req->stream = stream;
+	req->seq = sqe->stream_seq;
 	exl3_merge_enter(req);
 	req->first = 0;
 	req->skipped = req->exec_ns = 0;
@@ -230,16 +253,13 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	}
 	pin(req);
 	name_add(ch, req);
-	if (ch->held.queued || !may_join(ch, req))
-		exl3_sched_push(&d->held, &ch->held, &req->item);
-	else
+	if (!ch->held.queued && may_join(ch, req)) {
 		join(ch, req);
-}
-
-void exl3_dispatch_refuse(struct exl3_channel *ch, const struct exl3_sqe *sqe, int code,
-			  enum exl3_detail detail)
-{
-	post(ch, sqe->user_data, code, detail, 0);
+		return;
+	}
+	exl3_sched_push(&d->held, &ch->held, &req->item);
+	if (stream)
+		exl3_words_hold(ch, exl3_now_ns());
 }
 
 void exl3_dispatch_drop_queued(struct exl3_channel *ch)
@@ -249,8 +269,7 @@ void exl3_dispatch_drop_queued(struct exl3_channel *ch)
 		struct exl3_request *req =
 			(struct exl3_request *)(ch->held.tail ? ch->held.tail : ch->flow.head);
 
-		exl3_sched_remove(sched_of(req), &req->item);
-		finish(req, -ECANCELED, EXL3_DETAIL_NONE, 0);
+		exl3_dispatch_end(req, -ECANCELED);
 	}
 }
 
@@ -259,8 +278,11 @@ void exl3_dispatch_drop_queued(struct exl3_channel *ch)
 static void build_rows(struct exl3_launch *l)
 {
 	for (uint32_t i = 0; i < l->nr; i++) {
-		exl3_slice_operands((struct exl3_request *)l->items[i], l, i);
+		const struct exl3_request *req = (struct exl3_request *)l->items[i];
+
+		exl3_slice_operands(req, l, i);
 		l->skipped[i] = 0;
+		l->work.nr_signals += exl3_words_signal(req, &l->signals[l->work.nr_signals]);
 	}
 }
 
@@ -277,6 +299,7 @@ static void build(struct exl3_launch *l)
 	work->rows = l->rows;
 	work->nr_rows = l->nr;
 	work->skipped = l->skipped;
+	work->signals = l->signals;
 	work->tag = l;
 	build_rows(l);
 	switch (c->op) {
@@ -294,6 +317,8 @@ static void build(struct exl3_launch *l)
 		work->u.moe.routed_scale = c->routed_scale;
 		work->u.moe.routes = c->op == EXL3_OP_MOE ? l->u.routes : NULL;
 		break;
+	case EXL3_OP_NOP:
+		break;
 	default:
 		work->u.mla.caches = l->u.caches;
 		work->u.mla.geometry = c->u.mla.geometry;
@@ -308,6 +333,8 @@ static void learn(struct exl3_lane *lane, const struct exl3_launch *l, uint64_t 
 
 	lane->d->counters.launches++;
 	lane->d->counters.launch_ns += exec_ns;
+	if (l->work.op == EXL3_OP_NOP)
+		return;
 	for (uint32_t i = 0; i < l->nr; i++)
 		rows += l->rows[i].m;
 	exl3_chunk_learn(&lane->pace, &((struct exl3_request *)l->items[0])->c, rows, exec_ns);
@@ -400,8 +427,7 @@ static bool fail_queued(struct exl3_lane *lane)
 	struct exl3_request *req;
 
 	while ((req = (struct exl3_request *)exl3_sched_any(&lane->sched))) {
-		exl3_sched_remove(&lane->sched, &req->item);
-		finish(req, -EIO, EXL3_DETAIL_NONE, 0);
+		exl3_dispatch_end(req, -EIO);
 	}
 	return any;
 }
@@ -473,6 +499,8 @@ bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns)
 		any |= expire(&d->lanes[i].sched, now_ns);
 	}
 	any |= expire(&d->held, now_ns);
+	if (d->listening)
+		any |= exl3_words_turn(d, now_ns);
 	for (uint32_t i = 0; i < d->nr_lanes; i++) {
 		if (d->lanes[i].lost)
 			any |= fail_queued(&d->lanes[i]); /* what another device's end let go */
@@ -510,7 +538,7 @@ bool exl3_dispatch_may_sleep(struct exl3_dispatch *d, uint64_t now_ns, uint64_t 
 	}
 	if (d->waiting && exl3_gates_until(d, now_ns) < *until_ns)
 		*until_ns = exl3_gates_until(d, now_ns);
-	return true;
+	return exl3_words_may_sleep(d, now_ns, until_ns);
 }
 
 bool exl3_dispatch_needs_cpu(const struct exl3_dispatch *d)
@@ -612,6 +640,12 @@ void exl3_dispatch_set_spin(struct exl3_dispatch *d, uint64_t spin_ns)
 void exl3_dispatch_set_slack(struct exl3_dispatch *d, uint64_t slack_ns)
 {
 	d->slack_ns = slack_ns;
+}
+
+void exl3_dispatch_set_ready(struct exl3_dispatch *d, uint64_t spin_ns, uint64_t timeout_ns)
+{
+	d->ready_spin_ns = spin_ns;
+	d->ready_timeout_ns = timeout_ns;
 }
 
 void exl3_dispatch_set_chunk(struct exl3_dispatch *d, uint64_t chunk_ns)

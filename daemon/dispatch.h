@@ -61,6 +61,9 @@ int exl3_dispatch_add_device(struct exl3_dispatch *d, const struct exl3_backend_
 /* All channels closed, nothing running: exl3_dispatch_busy() is false. */
 struct exl3_dispatch *exl3_dispatch_free(struct exl3_dispatch *d);
 void exl3_dispatch_set_spin(struct exl3_dispatch *d, uint64_t spin_ns);
+/* Stream calls: how long to look for *ready* words without a pause after the last one that came, and how long
+ * the first call of a channel may wait for its word, 0: for ever. */
+void exl3_dispatch_set_ready(struct exl3_dispatch *d, uint64_t spin_ns, uint64_t timeout_ns);
 /* What one launch should take of the device's time at most: longer requests run in slices of their rows, and
  * no more than that is handed to the device ahead. 0: no limit. */
 void exl3_dispatch_set_chunk(struct exl3_dispatch *d, uint64_t chunk_ns);
@@ -111,6 +114,9 @@ struct exl3_channel_options {
  */
 int exl3_channel_open(struct exl3_dispatch *d, const struct exl3_channel_options *opt,
 		      struct exl3_channel **ret, int fds[3], struct exl3_error *err);
+/* Gives a channel the words of its stream calls, at the beginning of @buf, which it keeps. -EBUSY, -EINVAL. */
+int exl3_channel_bind_stream(struct exl3_channel *ch, struct exl3_buffer *buf,
+			     struct exl3_error *err);
 /* Queued requests are dropped, running ones finish unseen; freed after the last of them. */
 struct exl3_channel *exl3_channel_close(struct exl3_channel *ch);
 /* It and what it has in flight count against another tenant from now on. */

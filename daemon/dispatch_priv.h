@@ -24,6 +24,8 @@ struct exl3_request {
 	/* Its slices: rows that have run, and the sums of those that have ended. */
 	uint32_t first;
 	bool cancelled; /* while a slice runs: no other one follows */
+	bool stream;    /* a stream call, of number seq */
+	uint32_t seq;
 	uint64_t skipped, exec_ns;
 	struct exl3_shared_geometry *geometry; /* of an MLA request that may share a launch, else NULL */
 	struct exl3_checked c; /* pins buffers and model while queued or running */
@@ -38,6 +40,7 @@ struct exl3_launch {
 		struct exl3_mla_cache caches[EXL3_LAUNCH_ITEMS_MAX];
 	} u;
 	uint64_t skipped[EXL3_LAUNCH_ITEMS_MAX];
+	struct exl3_signal signals[EXL3_LAUNCH_ITEMS_MAX];
 	struct exl3_sched_item *items[EXL3_LAUNCH_ITEMS_MAX];
 	uint32_t nr;              /* items; 0: free */
 	uint64_t bound_ns;        /* it ends within, or never */
@@ -72,6 +75,14 @@ struct exl3_channel {
 	struct exl3_request *slots; /* owned; as many as there is credit */
 	struct exl3_request *free;
 	struct exl3_bucket *named; /* owned; as many */
+	/* words.c; words_buf NULL: none */
+	struct exl3_buffer *words_buf;                /* counted */
+	struct exl3_stream_slot *words;               /* in it, as we map it; [cq_mask + 1] */
+	struct exl3_channel *wait_next, *wait_prev;   /* in d->listening, if waits */
+	const struct exl3_request *wait_head;         /* the first that is held back, since wait_ns */
+	uint32_t wait_seq;
+	uint64_t wait_ns;
+	bool waits;
 	struct exl3_channel *next_dirty;
 	bool dirty; /* has completions that were not published */
 	bool closed, failed;
@@ -128,6 +139,9 @@ struct exl3_dispatch {
 	struct exl3_list polled, dormant, muted;
 	struct exl3_tenant *waiting; /* those with channels that wait */
 	struct exl3_channel *dirty;
+	struct exl3_channel *listening; /* list of channels that hold back stream calls */
+	uint64_t ready_ns;            /* when the last word came, or the first such call */
+	uint64_t ready_spin_ns, ready_timeout_ns;
 	struct exl3_timer muted_timer;
 	uint32_t queue_depth, merge_max;
 	uint64_t spin_ns, last_ns;
@@ -190,6 +204,23 @@ uint64_t exl3_lanes_until(const struct exl3_dispatch *d, uint64_t now_ns);
 void exl3_merge_enter(struct exl3_request *req);
 void exl3_merge_leave(struct exl3_request *req);
 
+/* words.c */
+bool exl3_words_ready(const struct exl3_request *req); /* true for any that is no stream call */
+/* The words of a call that has ended, however. */
+void exl3_words_end(struct exl3_channel *ch, uint32_t seq, int result);
+/* What the device is to write when it has run the last slice; false: nothing. */
+bool exl3_words_signal(const struct exl3_request *req, struct exl3_signal *ret);
+/* A stream call of it is held back. */
+void exl3_words_hold(struct exl3_channel *ch, uint64_t now_ns);
+void exl3_words_unhold(struct exl3_channel *ch);
+bool exl3_words_turn(struct exl3_dispatch *d, uint64_t now_ns);
+bool exl3_words_may_sleep(const struct exl3_dispatch *d, uint64_t now_ns, uint64_t *until_ns);
+void exl3_words_fini(struct exl3_channel *ch);
+
+/* dispatch.c: what a channel holds back may go, as far as it may. */
+void exl3_dispatch_release(struct exl3_channel *ch);
+/* A QUEUED request ends. */
+void exl3_dispatch_end(struct exl3_request *req, int result);
 /* dispatch.c: one copied entry of a channel; posts completions, queues requests. */
 void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe);
 /* Answers an entry that is not looked at any further. */

@@ -54,7 +54,8 @@ void exl3_merge_enter(struct exl3_request *req)
 	req->item.merge_class = 0;
 	/* Deterministic bits may not depend on neighbours; a chosen kernel or other constants are for
 	 * this request alone. */
-	if (c->deterministic || c->kernel || !req->lane || req->lane->sched.merge_max < 2)
+	if (c->deterministic || c->kernel || !req->lane || c->op == EXL3_OP_NOP ||
+	    req->lane->sched.merge_max < 2)
 		return;
 	if (c->op == EXL3_OP_MLA_DECODE) {
 		req->geometry = geometry(req->lane, &c->u.mla.geometry);

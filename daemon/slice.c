@@ -6,7 +6,7 @@ void exl3_slice_plan(struct exl3_request *req, struct exl3_pace *pace, uint64_t 
 {
 	struct exl3_slice slice = {0};
 
-	if (!req->item.fence)
+	if (req->c.op != EXL3_OP_NOP)
 		slice = exl3_chunk_next(pace, &req->c, req->first, chunk_ns);
 	req->item.rows = slice.rows;
 	req->item.cost_ns = slice.cost_ns;

@@ -231,6 +231,16 @@ static void reload_policy(struct exl3_worker *w)
 	}
 }
 
+/* Where spinning keeps the processor from the work, stream calls get no more of it than others. */
+static void set_ready(struct exl3_worker *w)
+{
+	uint64_t spin_us = w->cfg->ready_spin_us;
+
+	if (sysconf(_SC_NPROCESSORS_ONLN) < 4 && spin_us > w->cfg->spin_us)
+		spin_us = w->cfg->spin_us;
+	exl3_dispatch_set_ready(w->dispatch, spin_us * 1000, w->cfg->ready_timeout_s * 1000000000);
+}
+
 static void reload_go(struct exl3_worker *w)
 {
 	const struct exl3_device *device;
@@ -244,6 +254,7 @@ static void reload_go(struct exl3_worker *w)
 	exl3_dispatch_set_slack(w->dispatch, w->cfg->launch_timeout_s * 1000000000u);
 	exl3_dispatch_set_chunk(w->dispatch, w->cfg->chunk_us * 1000);
 	reload_policy(w);
+	set_ready(w);
 	for (size_t i = 0; i < w->fresh->nr_models && !w->draining; i++) {
 		const struct exl3_config_model *m = &w->fresh->models[i];
 
@@ -586,6 +597,7 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 	rc = exl3_policy_apply(&w->policy, w->cfg, err);
 	if (rc < 0)
 		return rc;
+	set_ready(w);
 	exl3_models_init(&w->models, w->loop, w->loads);
 	w->models.event = on_model;
 	w->models.want = want_kept;

@@ -18,10 +18,11 @@ struct exl3_executor {
 	uint64_t spin_ns;
 	int event_fd; /* owned; written by the executor, read by the loop */
 
-	/* Work ring: the tail is the loop's, the head is a local of the executor: @accepted tells the loop
-	 * what it needs to know. */
+	/* Work ring: the tail is the loop's, the head the executor's: @accepted tells the loop what it needs to
+	 * know. */
 	_Alignas(64) uint32_t work_tail;
-	_Alignas(64) uint32_t asleep; /* executor */
+	_Alignas(64) uint32_t work_head; /* executor thread only */
+	uint32_t asleep; /* executor */
 	uint32_t stop;                /* loop */
 	/* Done ring: tail is the executor's, head the loop's. */
 	_Alignas(64) uint32_t done_tail;
@@ -80,7 +81,6 @@ static bool next_work(struct exl3_executor *ex, uint32_t head)
 static void *executor_main(void *arg)
 {
 	struct exl3_executor *ex = arg;
-	uint32_t head = 0;
 	unsigned in_flight = 0;
 
 	if (ex->ops->start)
@@ -89,10 +89,11 @@ static void *executor_main(void *arg)
 		bool begun = false;
 
 		/* With something in flight only look; with nothing, wait. */
-		if (in_flight ? __atomic_load_n(&ex->work_tail, __ATOMIC_ACQUIRE) != head :
-				next_work(ex, head)) {
-			begun = ex->ops->begin(ex->arg, ex->work[head & (EXL3_EXECUTOR_QUEUE - 1)]);
-			head += begun;
+		if (in_flight ? __atomic_load_n(&ex->work_tail, __ATOMIC_ACQUIRE) != ex->work_head :
+				next_work(ex, ex->work_head)) {
+			begun = ex->ops->begin(ex->arg,
+					       ex->work[ex->work_head & (EXL3_EXECUTOR_QUEUE - 1)]);
+			ex->work_head += begun;
 		} else if (!in_flight) {
 			return NULL;
 		}
@@ -101,6 +102,11 @@ static void *executor_main(void *arg)
 		if (in_flight && !begun)
 			relax();
 	}
+}
+
+bool exl3_executor_more(const struct exl3_executor *ex)
+{
+	return __atomic_load_n(&ex->work_tail, __ATOMIC_RELAXED) - ex->work_head > 1;
 }
 
 void exl3_executor_done(struct exl3_executor *ex, void *tag, int result, uint64_t exec_ns)

@@ -104,7 +104,8 @@ enum exl3_op {
 /* sqe.flags */
 #define EXL3_STORED        (1u << 0) /* x and y have the stored (padded) sizes, not the logical ones */
 #define EXL3_DETERMINISTIC (1u << 1) /* result bits depend on this request alone */
-#define EXL3_SQE_FLAGS     (EXL3_STORED | EXL3_DETERMINISTIC)
+#define EXL3_STREAM        (1u << 2) /* a stream call: see struct exl3_stream_slot */
+#define EXL3_SQE_FLAGS     (EXL3_STORED | EXL3_DETERMINISTIC | EXL3_STREAM)
 
 /* Where an operand lies: buffer id in the upper 16 bits, byte offset in the lower 48. 0 is "none":
  * buffer ids start at 1. */
@@ -120,7 +121,7 @@ struct exl3_sqe {
 	uint8_t x_dtype;      /* f16, bf16, f32; MLA: q */
 	uint8_t y_dtype;      /* f16, bf16, f32; MLA: o */
 	uint8_t reserved0;
-	uint32_t flags;       /* EXL3_STORED, EXL3_DETERMINISTIC */
+	uint32_t flags;       /* EXL3_STORED, EXL3_DETERMINISTIC, EXL3_STREAM */
 	uint64_t user_data;   /* comes back in the completion */
 	uint32_t module;      /* handle; MLA: geometry handle */
 	uint32_t rows;        /* tokens; MLA: queries (batch) */
@@ -130,7 +131,7 @@ struct exl3_sqe {
 	uint32_t y_stride;
 	uint64_t deadline_ns; /* CLOCK_MONOTONIC; 0 = none */
 	uint32_t kernel;      /* 0 = chosen by the daemon; else index + 1 in its kernel list */
-	uint32_t reserved1;
+	uint32_t stream_seq;  /* EXL3_STREAM: number of the call; else 0 */
 	union {
 		struct {
 			exl3_ref ids;     /* [rows, topk] i32 or i64; -1 = hole */
@@ -162,6 +163,22 @@ struct exl3_sqe {
 };
 EXL3_STATIC_ASSERT(sizeof(struct exl3_sqe) == 128, "a submission entry is 128 bytes");
 
+/*
+ * Words of a stream call, in a host buffer that is bound to the channel (BindStream): call number s has
+ * slot s % cq_entries. The daemon starts it once it has seen *ready* reach s, and writes s to *done* when
+ * the call has ended, however. Numbers run freely over 2^32; "reached" is (int32_t)(word - s) >= 0. The
+ * ready word of a slot is written by the client (its stream), done and result by the daemon (its stream or
+ * its host), by the client once the daemon is gone.
+ */
+struct exl3_stream_slot {
+	uint32_t ready;
+	uint32_t pad0[15];
+	uint32_t done;
+	int32_t result; /* cleared by the client before a call; a negative errno before done, if it failed */
+	uint32_t pad1[14];
+};
+EXL3_STATIC_ASSERT(sizeof(struct exl3_stream_slot) == 128, "a line for each side");
+
 #define EXL3_MOE_LIMIT (1u << 0)
 #define EXL3_MOE_SCALE (1u << 1)
 
@@ -191,6 +208,7 @@ enum exl3_detail {
 	EXL3_DETAIL_MODEL = 11,   /* the module's model was unloaded */
 	EXL3_DETAIL_OVERLAP = 12, /* y overlaps an input */
 	EXL3_DETAIL_LIMIT = 13,   /* more rows than the tenant may have in flight */
+	EXL3_DETAIL_STREAM = 14,  /* a stream call on a channel without stream words */
 	EXL3_DETAIL_NR
 };
 

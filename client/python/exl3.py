@@ -56,7 +56,7 @@ class _Sqe(C.Structure):
     _fields_ = [("op", C.c_uint8), ("x_dtype", C.c_uint8), ("y_dtype", C.c_uint8), ("reserved0", C.c_uint8),
                 ("flags", C.c_uint32), ("user_data", C.c_uint64), ("module", C.c_uint32), ("rows", C.c_uint32),
                 ("x", C.c_uint64), ("y", C.c_uint64), ("x_stride", C.c_uint32), ("y_stride", C.c_uint32),
-                ("deadline_ns", C.c_uint64), ("kernel", C.c_uint32), ("reserved1", C.c_uint32),
+                ("deadline_ns", C.c_uint64), ("kernel", C.c_uint32), ("stream_seq", C.c_uint32),
                 ("words", C.c_uint64 * 8)]
 
 

@@ -22,6 +22,7 @@
 #define WS_DEFAULT       ((size_t)512 << 20)
 #define EXECUTOR_SPIN_NS 50000ull   /* between requests of a decoder there are tens of microseconds */
 #define LOOK_ERRORS_NS   2000000ull /* a driver call to see whether the device is well */
+#define UNSAID_MAX       7 /* works in a row whose end the next one's word tells */
 #define SLEEP_AFTER_NS   500000ull  /* a launch that takes longer is looked at every 20 us */
 
 /*
@@ -144,7 +145,10 @@ static void write_value(CUstreamBatchMemOpParams *op, CUdeviceptr word, uint32_t
 	op->writeValue.value = value;
 }
 
-/* One driver call: the words of those who wait in streams of theirs, and ours. */
+/*
+ * One driver call: the words of those who wait in streams of theirs, and ours. Each word costs the GPU a
+ * fence over PCIe, so while more work waits ours is left to the next one: whom this one was for knows already.
+ */
 static bool signal_end(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 {
 	CUstreamBatchMemOpParams ops[EXL3_SIGNALS_MAX + 1];
@@ -153,6 +157,10 @@ static bool signal_end(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 
 	for (uint32_t i = 0; !slot->result && i < work->nr_signals && i < EXL3_SIGNALS_MAX; i++)
 		write_value(&ops[n++], (CUdeviceptr)work->signals[i].word, work->signals[i].value);
+	slot->unsaid = n && dev->unsaid < UNSAID_MAX && exl3_executor_more(dev->exec);
+	dev->unsaid = slot->unsaid ? dev->unsaid + 1 : 0;
+	if (slot->unsaid)
+		return dev->cu.StreamBatchMemOp(dev->stream, n, ops, 0) == CUDA_SUCCESS;
 	/* Written also behind a refused request: slots end in order. */
 	write_value(&ops[n++], slot->done_dev, slot->seq);
 	return dev->cu.StreamBatchMemOp(dev->stream, n, ops, 0) == CUDA_SUCCESS;
@@ -191,6 +199,19 @@ static void fail_all(struct exl3_dev *dev)
 		finish(dev, -EIO, now);
 }
 
+/* Has the oldest work ended? Its word says so, or that of the next one that has a word. */
+static bool said(const struct exl3_dev *dev)
+{
+	uint32_t i = dev->head;
+
+	while (i != dev->tail && dev->slot[i % EXL3_CUDA_SLOTS].unsaid)
+		i++;
+	if (i == dev->tail)
+		return false;
+	return __atomic_load_n(dev->slot[i % EXL3_CUDA_SLOTS].done, __ATOMIC_ACQUIRE) ==
+	       dev->slot[i % EXL3_CUDA_SLOTS].seq;
+}
+
 static unsigned executor_progress(void *arg)
 {
 	struct exl3_dev *dev = (struct exl3_dev *)arg;
@@ -202,13 +223,8 @@ static unsigned executor_progress(void *arg)
 		fail_all(dev);
 		return 0;
 	}
-	while (in_flight(dev)) {
-		struct exl3_cuda_slot *slot = &dev->slot[dev->head % EXL3_CUDA_SLOTS];
-
-		if (__atomic_load_n(slot->done, __ATOMIC_ACQUIRE) != slot->seq)
-			break;
-		finish(dev, slot->result, exl3_now_ns());
-	}
+	while (in_flight(dev) && said(dev))
+		finish(dev, dev->slot[dev->head % EXL3_CUDA_SLOTS].result, exl3_now_ns());
 	if (!in_flight(dev))
 		return 0;
 	now = exl3_now_ns();

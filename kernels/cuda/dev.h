@@ -51,6 +51,7 @@ struct exl3_cuda_slot {
 	uint32_t *done;             /* pinned word, borrowed from dev->pinned: the stream writes seq there */
 	CUdeviceptr done_dev;       /* the same, as the stream addresses it */
 	uint32_t seq;
+	bool unsaid;                /* no word is written for it: it has ended when the next one has */
 	uint64_t launched_ns;
 	uint64_t *skipped;          /* [EXL3_CUDA_ENTRIES], pinned; kernels add to it */
 	uint64_t *skipped_dev;      /* the same, as kernels address it */
@@ -99,6 +100,7 @@ struct exl3_dev {
 	bool lost;             /* executor thread only: a device error was seen */
 	uint32_t head, tail;   /* executor thread only: slots in flight, oldest at head */
 	uint32_t seq;          /* executor thread only: of the last work begun */
+	unsigned unsaid;       /* executor thread only: works in a row without a word */
 	uint64_t looked_ns;    /* executor thread only: when the device was last asked for errors */
 };
 

@@ -5,7 +5,7 @@
  * An arena is a VMM allocation of ours, zeroed before anybody gets its fd; a dead client leaves nothing
  * behind but our own mapping. What a client offers is either an IPC handle of its cudaMalloc memory (the
  * handle names a whole allocation, so base and length are asked of the driver, never taken from the
- * client) or fds of its VMM memory (a mapping longer than the allocation is refused by the driver). Both
+ * client) or fds of its VMM memory (a mapping of another length than the allocation's is refused by the driver). Both
  * stay as they are for us when their owner frees them or dies (tests/gpu/facts/imports.cu).
  *
  * Our own weights are never taken for a client's buffer. IPC handles of them do not exist; an fd can be
@@ -242,38 +242,25 @@ static int read_mark(struct exl3_dev *dev, CUdeviceptr end, unsigned char *mark,
 	return code ? code : exl3_cuda_err(err, cudaStreamSynchronize(dev->side), "import: copy");
 }
 
-/* With memory_lock held. A part is a whole allocation or its beginning, so a slab would lie at its start. */
+/* With memory_lock held. A mapping is as long as its allocation, so only a part of a slab's size can be it. */
 static int check_not_ours(struct exl3_dev *dev, const struct exl3_cuda_memory *m, struct exl3_error *err)
 {
 	unsigned char ours[EXL3_CUDA_SLAB_MARK], theirs[EXL3_CUDA_SLAB_MARK];
-	CUmemAccessDesc access;
-	CUdeviceptr whole;
+	CUdeviceptr end = m->base;
 
-	memset(&access, 0, sizeof(access));
-	access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-	access.location.id = dev->ordinal;
-	access.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
-	for (const struct exl3_cuda_slab_entry *s = dev->slabs; s; s = s->next) {
-		for (unsigned i = 0; i < m->nr_parts; i++) {
-			bool same = false;
-			int code = 0;
+	for (unsigned i = 0; i < m->nr_parts; i++) {
+		end += m->part_bytes[i];
+		for (const struct exl3_cuda_slab_entry *s = dev->slabs; s; s = s->next) {
+			int code;
 
-			/* Mapped as long as the slab is: what cannot be is shorter, so another allocation. */
-			if (dev->cu.MemAddressReserve(&whole, s->size, 0, 0, 0) != CUDA_SUCCESS)
-				return exl3_errf(err, -ENOMEM, "import: no addresses to look at it");
-			if (dev->cu.MemMap(whole, s->size, 0, m->parts[i], 0) == CUDA_SUCCESS) {
-				if (dev->cu.MemSetAccess(whole, s->size, &access, 1) == CUDA_SUCCESS) {
-					code = read_mark(dev, (CUdeviceptr)s->ptr + s->size, ours, err);
-					if (!code)
-						code = read_mark(dev, whole + s->size, theirs, err);
-					same = !code && memcmp(ours, theirs, sizeof(ours)) == 0;
-				}
-				dev->cu.MemUnmap(whole, s->size);
-			}
-			dev->cu.MemAddressFree(whole, s->size);
+			if (s->size != m->part_bytes[i])
+				continue;
+			code = read_mark(dev, (CUdeviceptr)s->ptr + s->size, ours, err);
+			if (!code)
+				code = read_mark(dev, end, theirs, err);
 			if (code)
 				return code;
-			if (same)
+			if (memcmp(ours, theirs, sizeof(ours)) == 0)
 				return exl3_errf(err, -EPERM, "import: this is the memory of a model's weights");
 		}
 	}

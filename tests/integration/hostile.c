@@ -136,7 +136,7 @@ SPOIL(op, s->op = 200)
 SPOIL(op_nr, s->op = EXL3_OP_NR)
 SPOIL(flags, s->flags = 1u << 17)
 SPOIL(reserved0, s->reserved0 = 1)
-SPOIL(reserved1, s->reserved1 = 1)
+SPOIL(stream_seq, s->stream_seq = 1)
 SPOIL(unused, s->u.words[7] = 1)
 SPOIL(module, s->module = 0xfffffff0u)
 SPOIL(module_kind, s->op = EXL3_OP_MLA_DECODE)
@@ -172,7 +172,7 @@ static const struct entry_case entry_cases[] = {
 	{"op past the last", -EINVAL, EXL3_DETAIL_OP, spoil_op_nr},
 	{"unknown flag", -EINVAL, EXL3_DETAIL_OP, spoil_flags},
 	{"reserved0", -EINVAL, EXL3_DETAIL_OP, spoil_reserved0},
-	{"reserved1", -EINVAL, EXL3_DETAIL_OP, spoil_reserved1},
+	{"stream_seq", -EINVAL, EXL3_DETAIL_OP, spoil_stream_seq},
 	{"field of another op", -EINVAL, EXL3_DETAIL_OP, spoil_unused},
 	{"no such module", -ENOENT, EXL3_DETAIL_MODULE, spoil_module},
 	{"a linear as MLA geometry", 0, EXL3_DETAIL_MODULE, spoil_module_kind},

@@ -243,6 +243,7 @@ enum {
 	NOP_X,
 	NOP_U,
 	NOP_FLAGS,
+	STREAM,
 	CANCEL_U,
 	OPCODE,
 	OPCODE_MAX
@@ -255,10 +256,10 @@ static void change(struct exl3_sqe *s, int what)
 		s->reserved0 = 1;
 		break;
 	case RES1:
-		s->reserved1 = 1;
+		s->stream_seq = 1;
 		break;
 	case FLAG:
-		s->flags = 4;
+		s->flags = EXL3_SQE_FLAGS + 1;
 		break;
 	case FLAG_STORED:
 		s->flags = EXL3_STORED;
@@ -467,6 +468,10 @@ static void change(struct exl3_sqe *s, int what)
 	case NOP_U:
 		s->u.words[0] = 1;
 		break;
+	case STREAM:
+		s->flags = EXL3_STREAM;
+		s->stream_seq = 7;
+		break;
 	case NOP_FLAGS:
 		s->flags = EXL3_STORED;
 		break;
@@ -495,7 +500,7 @@ static const struct {
 } cases[] = {
 	{"linear", good_linear, NONE, OK},
 	{"linear, reserved0", good_linear, RES0, BAD(OP)},
-	{"linear, reserved1", good_linear, RES1, BAD(OP)},
+	{"linear, stream_seq", good_linear, RES1, BAD(OP)},
 	{"linear, unknown flag", good_linear, FLAG, BAD(OP)},
 	{"linear, stored", good_linear, FLAG_STORED, OK},
 	{"linear, deterministic", good_linear, FLAG_DET, OK},
@@ -592,6 +597,43 @@ static void entries(void **state)
 		if (code != cases[i].code || detail != cases[i].detail)
 			fail_msg("%s: %d detail %d, wanted %d detail %d", cases[i].name, code,
 				 (int)detail, cases[i].code, (int)cases[i].detail);
+	}
+}
+
+/* The same with words for stream calls, and without. */
+static void stream_calls(void **state)
+{
+	static const struct {
+		const char *name;
+		struct exl3_sqe (*good)(void);
+		int code;
+		enum exl3_detail detail;
+	} with[] = {
+		{"linear", good_linear, OK}, {"moe", good_moe, OK},
+		{"mlp", good_mlp, OK},       {"mla", good_mla, OK},
+		{"nop", good_nop, OK},       {"cancel", good_cancel, BAD(OP)},
+	};
+	struct exl3_check_env bound = env;
+
+	(void)state;
+	bound.stream = true;
+	for (size_t i = 0; i < TEST_NR(with); i++) {
+		struct exl3_sqe sqe = with[i].good();
+		struct exl3_checked out;
+		enum exl3_detail detail;
+		int code;
+
+		change(&sqe, STREAM);
+		code = exl3_check_sqe(&sqe, &bound, &out, &detail);
+		if (code != with[i].code || detail != with[i].detail)
+			fail_msg("%s: %d detail %d, wanted %d detail %d", with[i].name, code, (int)detail,
+				 with[i].code, (int)with[i].detail);
+		assert_int_equal(exl3_check_sqe(&sqe, &env, &out, &detail), -EINVAL);
+		assert_int_equal(detail, EXL3_DETAIL_STREAM);
+		/* The number alone means nothing. */
+		sqe.flags = 0;
+		assert_int_equal(exl3_check_sqe(&sqe, &bound, &out, &detail), -EINVAL);
+		assert_int_equal(detail, EXL3_DETAIL_OP);
 	}
 }
 
@@ -743,6 +785,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		test_case(entries),
+		test_case(stream_calls),
 		test_case(scale_of_the_cache),
 		test_case(results),
 		test_case(geometries),
