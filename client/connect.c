@@ -168,6 +168,7 @@ int exl3_client_hello(struct exl3_client *c)
 				 reply->hello->version, PROTOCOL_MIN, PROTOCOL_MAX);
 	c->admin = reply->hello->admin;
 	c->daemon_pid = reply->hello->pid;
+	exl3_client_mps_learn(c, reply->hello->mps_pipe);
 	if (c->daemon_version)
 		return 0; /* of the first daemon: somebody may be reading it */
 	c->daemon_version = strdup(reply->hello->daemon_version);
@@ -210,9 +211,9 @@ int exl3_connect_flags(const char *path, const char *name, unsigned flags, struc
 	exl3_auto(client_freep) struct exl3_client *c = NULL;
 	int e;
 
-	if (flags & ~EXL3_CONNECT_MANUAL)
+	if (flags & ~(EXL3_CONNECT_MANUAL | EXL3_CONNECT_NO_ENV))
 		return exl3_errf(&last_error, -EINVAL, "connect: there is no flag 0x%x",
-				 flags & ~EXL3_CONNECT_MANUAL);
+				 flags & ~(EXL3_CONNECT_MANUAL | EXL3_CONNECT_NO_ENV));
 	pthread_once(&fork_once, watch_forks);
 	c = client_alloc();
 	if (!c)
@@ -232,6 +233,7 @@ int exl3_connect_flags(const char *path, const char *name, unsigned flags, struc
 	e = exl3_watcher_start(c);
 	if (e < 0)
 		return e;
+	exl3_client_mps_env(c); /* what comes of it is for exl3_mps() to say */
 	*ret = exl3_take_ptr(&c);
 	return 0;
 }

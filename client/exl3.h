@@ -64,10 +64,24 @@ EXL3_API const char *exl3_last_error(void);
  * Returns 0, -ENOENT, -ECONNREFUSED (no daemon), -EACCES, -EPROTO (other version), -ENOMEM.
  */
 EXL3_API int exl3_connect(const char *path, const char *name, struct exl3_client **ret);
-/* @flags: EXL3_CONNECT_MANUAL: connect again only while somebody is in exl3_reconnect(). -EINVAL: other bits. */
+/* @flags: EXL3_CONNECT_MANUAL: connect again only while somebody is in exl3_reconnect(). EXL3_CONNECT_NO_ENV: leave
+ * the environment alone, see exl3_mps(). -EINVAL: other bits. */
 #define EXL3_CONNECT_MANUAL (1u << 0)
+#define EXL3_CONNECT_NO_ENV (1u << 1)
 EXL3_API int exl3_connect_flags(const char *path, const char *name, unsigned flags,
 				struct exl3_client **ret);
+/**
+ * exl3_mps() - does CUDA in this process share the MPS server of the daemon's worker?
+ * For programs with CUDA of their own: both sides then run on the GPU at the same time, else they take turns
+ * in slices of milliseconds. exl3_connect() and this call set the environment variable CUDA_MPS_PIPE_DIRECTORY
+ * as long as CUDA has not been started (cuInit) and nobody has chosen another server: so connect first, or
+ * start the program with what "exl3ctl env" prints. Like every setenv() they must not run beside other
+ * threads' use of the environment. After exl3_reconnect() the worker may be in another server.
+ * Returns 1 (it does, or will when it is started), 0 (the daemon has no MPS server), -ESTALE (CUDA was started
+ * outside of it, or in that of a worker that has died: only a new process can join), -ENOTCONN (another server
+ * is chosen by the environment, or the driver has left it aside).
+ */
+EXL3_API int exl3_mps(struct exl3_client *c);
 /**
  * exl3_reconnect() - wait until the client is connected and everything it has open is there again.
  * @timeout_ns: UINT64_MAX = for ever.

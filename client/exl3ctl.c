@@ -90,6 +90,7 @@ static const struct verb {
 	{"fds", "[drop NAME]", 0, 2, G_JSON, ctl_fds,
 	 "weights that are kept for the next worker, and who uses them; drop: keep them no longer"},
 	{"drain", "", 0, 0, 0, ctl_drain, "finish what was accepted, then end the daemon"},
+	{"env", "", 0, 0, 0, ctl_env, "what a shell must set for programs with CUDA: eval \"$(exl3ctl env)\""},
 	{"doctor", "", 0, 0, G_JSON, ctl_doctor, "look for what is wrong"},
 	{"version", "", 0, 0, G_VERSION, ctl_version, "versions of both sides [--client]"},
 };
@@ -172,7 +173,7 @@ int ctl_connect(struct ctl *c)
 
 	if (c->client)
 		return CTL_OK;
-	e = exl3_connect(c->socket, "exl3ctl", &c->client);
+	e = exl3_connect_flags(c->socket, "exl3ctl", EXL3_CONNECT_NO_ENV, &c->client);
 	if (e == 0) {
 		struct sigaction sa = {.sa_handler = on_interrupt};
 

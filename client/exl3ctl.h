@@ -77,6 +77,7 @@ int ctl_fds(struct ctl *c);
 int ctl_version(struct ctl *c);
 int ctl_resolve(struct ctl *c);
 int ctl_doctor(struct ctl *c);
+int ctl_env(struct ctl *c);
 int ctl_run(struct ctl *c);
 
 #endif

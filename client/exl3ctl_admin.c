@@ -115,3 +115,23 @@ int ctl_resolve(struct ctl *c)
 		printf("%s\n", ctl_safe(reply->resolve->lines[i]));
 	return CTL_OK;
 }
+
+/* For a shell: quoted, so that no path of the daemon's can be more than a value. */
+int ctl_env(struct ctl *c)
+{
+	int e = ctl_connect(c);
+
+	if (e != CTL_OK)
+		return e;
+	if (!c->client->mps_pipe[0]) {
+		printf("# the daemon has no MPS server here\n");
+		return CTL_OK;
+	}
+	if (strspn(c->client->mps_pipe,
+		   "/._-0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") !=
+	    strlen(c->client->mps_pipe))
+		return ctl_error(CTL_REFUSED, "the daemon's MPS folder has characters that a shell may take amiss: %s",
+				 c->client->mps_pipe);
+	printf("export CUDA_MPS_PIPE_DIRECTORY='%s'\n", c->client->mps_pipe);
+	return CTL_OK;
+}

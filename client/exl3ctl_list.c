@@ -83,7 +83,8 @@ static void print_status(const Exl3__StatusReply *s)
 	print_uptime(s->uptime_ms);
 	printf("\n  supervisor %d, worker %d, node %d, %u threads\n", s->supervisor_pid,
 	       s->worker_pid, s->numa_node, s->threads);
-	printf("  domain %s, generation %u\n", ctl_safe(s->domain), s->generation);
+	printf("  domain %s, generation %u%s%s\n", ctl_safe(s->domain), s->generation,
+	       *s->mps_pipe ? ", MPS server in " : "", ctl_safe(s->mps_pipe));
 	printf("  backend %s: %s (%s)\n", ctl_safe(s->backend), ctl_safe(s->device_name),
 	       ctl_safe(s->isa));
 	for (size_t i = 0; i < s->n_backends; i++)

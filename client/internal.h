@@ -55,6 +55,7 @@ struct exl3_client {
 	unsigned flags;      /* EXL3_CONNECT_* */
 	bool admin;
 	char *daemon_version, *backend; /* owned */
+	char mps_pipe[128]; /* under list: of the worker's MPS server; empty: none */
 	int daemon_pid;
 
 	pthread_mutex_t call;
@@ -303,5 +304,13 @@ void exl3_watcher_remove(struct exl3_channel *ch);
 void exl3_watcher_poke(struct exl3_client *c);
 /* The worker is gone, or has broken the protocol: nothing is sent to it any more. */
 void exl3_client_lost(struct exl3_client *c);
+
+/* ---- mps_env.c ---- */
+
+/* What the worker's HelloReply says; any thread. */
+void exl3_client_mps_learn(struct exl3_client *c, const char *pipe);
+/* Sets the environment variable if that is of use. 1: CUDA here is or will be in the daemon's MPS server; 0:
+ * there is none; -ESTALE: CUDA was started elsewhere; -ENOTCONN: somebody has chosen another one; -ENOMEM. */
+int exl3_client_mps_env(struct exl3_client *c);
 
 #endif

@@ -55,6 +55,11 @@ static const struct key keys[] = {
 	 "more devices to open, with commas, as for device; those that models name are opened anyway"},
 	{"node", KEY_INT, AT(node), "-1", -1, 1023, NULL, false,
 	 "NUMA node that threads and memory are bound to; -1: none"},
+	{"mps", KEY_ENUM, AT(mps), "auto", 0, 0, "auto|require|off", false,
+	 "an MPS server for each fault domain, so that clients with CUDA of their own run beside it; "
+	 "auto: where there is a GPU and MPS"},
+	{"mps-control", KEY_STRING, AT(mps_control), "nvidia-cuda-mps-control", 0, 0, NULL, false,
+	 "program that starts it"},
 	{"model", KEY_MODEL, 0, NULL, 0, 0, NULL, false,
 	 "NAME=DIR[,device=D], load this at start; repeatable; in a file also [model NAME], path "
 	 "="},

@@ -77,6 +77,7 @@ struct exl3_config {
 	char *backend;
 	char *device, *devices; /* owned or NULL */
 	char *log_level;
+	char *mps, *mps_control;
 	int64_t node; /* -1: not bound */
 	uint64_t threads;
 	uint64_t spin_us, chunk_us, ready_spin_us, ready_timeout_s;

@@ -61,6 +61,14 @@ int exl3_call_nomem(struct exl3_call *c)
 	return exl3_errf(&c->err, -ENOMEM, "out of memory for the reply");
 }
 
+/* The server of a daemon that is not root's refuses other users, whose CUDA would not start in it. */
+char *exl3_call_mps_pipe(const struct exl3_call *c)
+{
+	bool may = geteuid() == 0 || c->peer->id.uid == geteuid();
+
+	return may ? (char *)(uintptr_t)c->w->mps_pipe : (char *)"";
+}
+
 /* ---- hello ---- */
 
 static int verb_hello(struct exl3_call *c)
@@ -88,6 +96,7 @@ static int verb_hello(struct exl3_call *c)
 	reply->arena_bytes_max = w->cfg->arena_max;
 	reply->admin = exl3_peer_admin(c->peer);
 	reply->domain = (char *)(uintptr_t)w->domain;
+	reply->mps_pipe = exl3_call_mps_pipe(c);
 	c->reply->body_case = EXL3__REPLY__BODY_HELLO;
 	c->reply->hello = reply;
 	return 0;

@@ -36,6 +36,8 @@ void *exl3_call_alloc(size_t bytes);
 char *exl3_call_strdup(const char *text);
 /* Bytes left for list entries of a reply: a page ends before it would not fit into a packet. */
 #define EXL3_PAGE_BYTES (EXL3_PACKET_MAX - 4096u)
+/* Pipe folder of the MPS server that this client may join; empty: none. */
+char *exl3_call_mps_pipe(const struct exl3_call *c);
 /* exl3_errf(call's error, -ENOMEM, ...) */
 int exl3_call_nomem(struct exl3_call *c);
 /* A reply of one body to a peer that waits; @fill may be NULL. */

@@ -191,6 +191,7 @@ int exl3_verb_status(struct exl3_call *c)
 	s->numa_node = (int32_t)w->cfg->node;
 	s->domain = (char *)(uintptr_t)w->domain;
 	s->generation = w->generation;
+	s->mps_pipe = exl3_call_mps_pipe(c);
 	s->clients = w->nr_peers;
 	s->channels = exl3_dispatch_channels(w->dispatch);
 	s->requests = counters->requests;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* domain.c - a fault domain: some users' worker through all its generations, and the clients that wait. */
-#include "daemon/domain.h"
+#include "daemon/domain_priv.h"
 
 #include "daemon/fault.h"
 #include "daemon/log.h"
@@ -45,8 +45,7 @@ struct exl3_domain_client {
 	uint64_t since_ns;
 };
 
-/* For the log: nothing where there is only one. One of a few static buffers. */
-static const char *label(const struct exl3_domain *d)
+const char *exl3_domain_label(const struct exl3_domain *d)
 {
 	static char text[2][EXL3_DOMAIN_NAME_MAX + 16];
 	static unsigned turn;
@@ -111,7 +110,7 @@ static void waiting_refuse(struct exl3_domain *d, int code, const char *why)
 	if (!d->waiting)
 		d->waiting_tail = &d->waiting;
 	d->nr_waiting--;
-	exl3_domains_refuse(d->all, c->fd, code, "%s%s", label(d), why);
+	exl3_domains_refuse(d->all, c->fd, code, "%s%s", exl3_domain_label(d), why);
 	free(c);
 }
 
@@ -225,7 +224,7 @@ void exl3_domain_connected(struct exl3_domain *d, int fd)
 	if (d->state == EXL3_DOMAIN_FAILED || d->state == EXL3_DOMAIN_ENDED) {
 		exl3_domains_refuse(
 			d->all, fd, d->state == EXL3_DOMAIN_FAILED ? -EHOSTDOWN : -ESHUTDOWN,
-			"%s%s", label(d),
+			"%s%s", exl3_domain_label(d),
 			d->state == EXL3_DOMAIN_FAILED
 				? "its worker died too often and is not started any more; the "
 				  "daemon's log says why"
@@ -235,7 +234,7 @@ void exl3_domain_connected(struct exl3_domain *d, int fd)
 	if (d->nr_waiting >= EXL3_WAITING_MAX) {
 		exl3_domains_refuse(d->all, fd, -EAGAIN,
 				    "%s%u clients wait for its worker already: try again later",
-				    label(d), d->nr_waiting);
+				    exl3_domain_label(d), d->nr_waiting);
 		return;
 	}
 	c = exl3_fault("domain.client") ? NULL : malloc(sizeof(*c));
@@ -347,7 +346,7 @@ static void on_silence(void *arg)
 		snprintf(d->reason, sizeof(d->reason),
 			 "its loop has not turned for %llu s (hang-timeout)",
 			 (unsigned long long)(silence_ns(d) / 1000000000u));
-		exl3_err("%sworker %d hangs: %s; it is killed", label(d), (int)d->worker,
+		exl3_err("%sworker %d hangs: %s; it is killed", exl3_domain_label(d), (int)d->worker,
 			 d->reason);
 		kill(d->worker, SIGKILL);
 		d->heard_ns = now; /* once more, should it not go */
@@ -423,6 +422,13 @@ static void become_worker(const struct exl3_domain *d, int control, pid_t superv
 	/* libgomp reads this when it is loaded. Its own default keeps an idle team spinning for
 	 * milliseconds, on cores that clients could use. */
 	setenv("GOMP_SPINCOUNT", "2000", 0);
+	if (exl3_mps_pipe(&d->mps)) {
+		char log[EXL3_MPS_DIR_MAX + 8];
+
+		exl3_mps_log_dir(exl3_mps_pipe(&d->mps), log);
+		setenv("CUDA_MPS_PIPE_DIRECTORY", exl3_mps_pipe(&d->mps), 1);
+		setenv("CUDA_MPS_LOG_DIRECTORY", log, 1);
+	}
 	sigprocmask(SIG_SETMASK, d->all->worker_mask, NULL);
 	/* Not by name: an upgrade may have put another version there, which the fds are not meant for. */
 	execv("/proc/self/exe", argv);
@@ -447,10 +453,12 @@ static void greet(struct exl3_domain *d)
 		exl3_domain_tell(d, EXL3_SUP_MODEL,
 				 cfg->models[i].by_client ? EXL3_SUP_BY_CLIENT : 0, text);
 	}
+	if (exl3_mps_pipe(&d->mps))
+		exl3_domain_tell(d, EXL3_SUP_MPS, 0, exl3_mps_pipe(&d->mps));
 	exl3_domain_tell(d, EXL3_SUP_GO, 0, NULL);
 }
 
-int exl3_domain_start(struct exl3_domain *d, struct exl3_error *err)
+int exl3_domain_start_worker(struct exl3_domain *d, struct exl3_error *err)
 {
 	pid_t supervisor = getpid(), pid;
 	int pair[2], rc;
@@ -476,16 +484,24 @@ int exl3_domain_start(struct exl3_domain *d, struct exl3_error *err)
 	d->generation++;
 	d->heard_ns = exl3_now_ns();
 	d->reason[0] = 0;
-	set_state(d, EXL3_DOMAIN_STARTING);
 	listen_for(d);
 	greet(d);
 	exl3_domain_event(d, "started", "worker %d", (int)pid);
 	return 0;
 }
 
+int exl3_domain_start(struct exl3_domain *d, struct exl3_error *err)
+{
+	int rc;
+
+	set_state(d, EXL3_DOMAIN_STARTING);
+	rc = exl3_domain_mps_start(d, err);
+	return rc == 0 ? exl3_domain_start_worker(d, err) : rc < 0 ? rc : 0;
+}
+
 /* ---- the worker's end ---- */
 
-static void back_off(struct exl3_domain *d)
+void exl3_domain_back_off(struct exl3_domain *d)
 {
 	const struct exl3_config *cfg = d->all->cfg;
 	uint64_t now = exl3_now_ns(), delay = BACKOFF_MIN_NS;
@@ -495,7 +511,7 @@ static void back_off(struct exl3_domain *d)
 		d->restarts = 0;
 	}
 	if (d->restarts >= cfg->restart_limit) {
-		exl3_err("%sthe worker died %u times within %llu s: giving up", label(d),
+		exl3_err("%sthe worker died %u times within %llu s: giving up", exl3_domain_label(d),
 			 d->restarts + 1, (unsigned long long)cfg->restart_window_s);
 		exl3_domain_event(d, "given-up", "its worker died %u times within %llu s",
 				  d->restarts + 1, (unsigned long long)cfg->restart_window_s);
@@ -519,6 +535,7 @@ static void end(struct exl3_domain *d, int status)
 {
 	d->status = status;
 	exl3_timer_cancel(d->all->loop, &d->timer);
+	exl3_mps_stop(&d->mps);
 	set_state(d, EXL3_DOMAIN_ENDED);
 	waiting_refuse_all(d);
 	set_patience(d);
@@ -535,10 +552,30 @@ static void tell_end(struct exl3_domain *d, pid_t pid, int wstatus)
 	else
 		snprintf(how, sizeof(how), "ended with status %d", WEXITSTATUS(wstatus));
 	if (!WIFEXITED(wstatus) || (WEXITSTATUS(wstatus) && WEXITSTATUS(wstatus) != EXL3_WORKER_REFUSED))
-		exl3_err("%sworker %d %s%s%s", label(d), (int)pid, how, d->reason[0] ? ": " : "",
+		exl3_err("%sworker %d %s%s%s", exl3_domain_label(d), (int)pid, how, d->reason[0] ? ": " : "",
 			 d->reason);
 	exl3_domain_event(d, WIFEXITED(wstatus) && !WEXITSTATUS(wstatus) ? "ended" : "died",
 			  "worker %d %s%s%s", (int)pid, how, d->reason[0] ? ": " : "", d->reason);
+}
+
+/* Whatever the worker died of may have ended the contexts of all clients of its MPS server. */
+static void next_generation(struct exl3_domain *d, bool no_mps)
+{
+	struct exl3_error err;
+
+	exl3_mps_retire(&d->mps);
+	if (!no_mps || !exl3_domain_mps_refused(d)) {
+		if (no_mps && d->generation == 1)
+			end(d, 1); /* the worker has said why */
+		else
+			exl3_domain_back_off(d);
+		return;
+	}
+	d->generation--; /* that one never was */
+	if (exl3_domain_start(d, &err) < 0) {
+		exl3_err("%s%s", exl3_domain_label(d), err.text);
+		exl3_domain_back_off(d);
+	}
 }
 
 void exl3_domain_ended(struct exl3_domain *d, int wstatus)
@@ -558,7 +595,7 @@ void exl3_domain_ended(struct exl3_domain *d, int wstatus)
 	else if (d->draining)
 		end(d, 1);
 	else
-		back_off(d);
+		next_generation(d, WIFEXITED(wstatus) && WEXITSTATUS(wstatus) == EXL3_WORKER_NO_MPS);
 }
 
 static void on_due(void *arg)
@@ -567,23 +604,23 @@ static void on_due(void *arg)
 	struct exl3_error err;
 
 	if (d->worker) {
-		exl3_warn("%sthe worker did not drain in time and is killed", label(d));
+		exl3_warn("%sthe worker did not drain in time and is killed", exl3_domain_label(d));
 		kill(d->worker, SIGKILL);
 		exl3_timer_set(d->all->loop, &d->timer, exl3_now_ns() + KILL_AFTER_NS);
 		return;
 	}
-	exl3_info("%srestarting the worker (%u of %llu)", label(d), d->restarts,
+	exl3_info("%srestarting the worker (%u of %llu)", exl3_domain_label(d), d->restarts,
 		  (unsigned long long)d->all->cfg->restart_limit);
 	if (exl3_domain_start(d, &err) < 0) {
-		exl3_err("%s%s", label(d), err.text);
-		back_off(d);
+		exl3_err("%s%s", exl3_domain_label(d), err.text);
+		exl3_domain_back_off(d);
 	}
 }
 
 void exl3_domain_drain(struct exl3_domain *d)
 {
 	if (d->draining && d->worker) {
-		exl3_warn("%sto be ended again: the worker is killed", label(d));
+		exl3_warn("%sto be ended again: the worker is killed", exl3_domain_label(d));
 		kill(d->worker, SIGKILL);
 		return;
 	}
@@ -618,12 +655,13 @@ void exl3_domain_retry(struct exl3_domain *d)
 
 	if (d->state != EXL3_DOMAIN_FAILED || d->draining)
 		return;
-	exl3_info("%strying again", label(d));
+	exl3_info("%strying again", exl3_domain_label(d));
 	d->restarts = 0;
+	d->mps_off = false;
 	d->window_start_ns = exl3_now_ns();
 	if (exl3_domain_start(d, &err) < 0) {
-		exl3_err("%s%s", label(d), err.text);
-		back_off(d);
+		exl3_err("%s%s", exl3_domain_label(d), err.text);
+		exl3_domain_back_off(d);
 	}
 }
 
@@ -648,5 +686,6 @@ void exl3_domain_fini(struct exl3_domain *d)
 	exl3_timer_cancel(d->all->loop, &d->timer);
 	exl3_timer_cancel(d->all->loop, &d->patience);
 	exl3_timer_cancel(d->all->loop, &d->silence);
+	exl3_mps_fini(&d->mps);
 	hang_up(d);
 }

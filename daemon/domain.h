@@ -17,6 +17,7 @@
 #include "daemon/config.h"
 #include "daemon/events.h"
 #include "daemon/loop.h"
+#include "daemon/mps.h"
 #include "daemon/supmsg.h"
 
 #include <signal.h>
@@ -33,6 +34,12 @@ enum exl3_domain_state {
 	EXL3_DOMAIN_ENDED,
 };
 
+enum exl3_mps_mode {
+	EXL3_MPS_OFF,
+	EXL3_MPS_AUTO,   /* without it, if it cannot be had */
+	EXL3_MPS_REQUIRE
+};
+
 struct exl3_domain;
 
 /* What all of them have in common; the supervisor's. */
@@ -45,6 +52,8 @@ struct exl3_domains {
 	struct exl3_domain *list; /* all of them */
 	uint32_t nr;
 	struct exl3_events events;
+	enum exl3_mps_mode mps;
+	char mps_base[104]; /* folder of all MPS control daemons; empty: none */
 	/* A worker says something; descriptors are the callee's. */
 	void (*message)(struct exl3_domain *d, const struct exl3_sup_msg *msg, int *fds,
 			unsigned nr_fds);
@@ -77,6 +86,9 @@ struct exl3_domain {
 	uint32_t nr_out, nr_waiting;
 	char says[256];   /* the worker's last STATUS */
 	char reason[256]; /* why the worker ends, if somebody knows */
+	/* of domain_mps.c */
+	struct exl3_mps mps;
+	bool mps_off; /* it was tried and is not to be had here */
 };
 
 void exl3_domain_init(struct exl3_domain *d, struct exl3_domains *all, const char *name);
@@ -101,6 +113,12 @@ void exl3_domain_leave(struct exl3_domain *d);
 void exl3_domain_ended(struct exl3_domain *d, int wstatus);
 /* One that FAILED gets another chance. */
 void exl3_domain_retry(struct exl3_domain *d);
+
+/* Whether and how the domains use MPS; before the first start. Fails only with mps = require. */
+int exl3_domains_mps_init(struct exl3_domains *all, struct exl3_error *err);
+void exl3_domains_mps_fini(struct exl3_domains *all);
+/* waitpid() has returned @pid; false: it is not of this domain's MPS. */
+bool exl3_domain_mps_ended(struct exl3_domain *d, pid_t pid, int wstatus);
 
 /* Something has happened: kept, and every worker is told. @kind: one word. */
 void exl3_domain_event(struct exl3_domain *d, const char *kind, const char *fmt, ...)

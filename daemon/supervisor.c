@@ -243,6 +243,12 @@ static void check_end(struct supervisor *s)
 		if (d->status && !s->status && d->state == EXL3_DOMAIN_ENDED)
 			s->status = d->status;
 	}
+	for (uint32_t i = 0; i < s->nr_domains; i++)
+		exl3_mps_stop(&s->domains[i].mps);
+	for (uint32_t i = 0; i < s->nr_domains; i++) {
+		if (exl3_mps_busy(&s->domains[i].mps))
+			return; /* the end of each brings us back here */
+	}
 	if (failed)
 		s->status = s->domains[0].status;
 	s->end = true;
@@ -328,6 +334,13 @@ static void reap(struct supervisor *s)
 				continue;
 			exl3_domain_ended(&s->domains[i], wstatus);
 			exl3_share_ended(&s->share, &s->domains[i]);
+			break;
+		}
+		for (uint32_t i = 0; i < s->nr_domains; i++) {
+			if (exl3_domain_mps_ended(&s->domains[i], pid, wstatus)) {
+				check_end(s);
+				break;
+			}
 		}
 	}
 }
@@ -555,6 +568,7 @@ static int start(struct supervisor *s, bool takeover, struct exl3_error *err)
 	    exl3_watch_add(s->loop, s->listener.fd, 0, EXL3_WATCH_LEVEL, on_listen, s,
 			   &s->listen_watch) < 0)
 		return exl3_errf(err, -ENOMEM, "supervisor: out of memory");
+	rc = exl3_domains_mps_init(&s->all, err);
 	if (s->takeover_sock < 0)
 		listen_now(s);
 	for (uint32_t i = 0; rc == 0 && i < s->nr_domains; i++)
@@ -573,6 +587,7 @@ static void finish(struct supervisor *s)
 			kill(s->domains[i].worker, SIGKILL);
 		exl3_domain_fini(&s->domains[i]);
 	}
+	exl3_domains_mps_fini(&s->all);
 	/* One that we have handed over, or have not been given yet, is another daemon's: its path stays. */
 	s->listener.inherited |= s->handed_over || s->takeover_sock >= 0;
 	if (s->loop) {

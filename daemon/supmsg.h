@@ -17,6 +17,7 @@
 /* The descriptor that a worker is started with, and its exit statuses. */
 #define EXL3_WORKER_CONTROL_FD 3
 #define EXL3_WORKER_REFUSED    78 /* cannot serve as configured: a restart would not help */
+#define EXL3_WORKER_NO_MPS     79 /* cannot serve inside of the MPS server that it was given */
 
 #define EXL3_SUP_TEXT_MAX (PATH_MAX + EXL3_NAME_MAX + 128) /* NAME=DIR,device=D */
 
@@ -26,6 +27,7 @@ enum exl3_sup_type {
 			   domain's name */
 	EXL3_SUP_KEY,   /* text KEY=VALUE */
 	EXL3_SUP_MODEL, /* text NAME=DIR; flag BY_CLIENT: loaded since the start */
+	EXL3_SUP_MPS,   /* text: pipe folder of the MPS server that it is in; none: no such message */
 	EXL3_SUP_GO,
 	/* to the worker, later */
 	EXL3_SUP_DRAIN,

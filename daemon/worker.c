@@ -8,6 +8,7 @@
 #include "daemon/manifest.h"
 #include "daemon/numa.h"
 #include "daemon/peer.h"
+#include "shm/cuda_state.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -511,6 +512,10 @@ static int meet_supervisor(struct exl3_worker *w, struct exl3_error *err)
 		case EXL3_SUP_EVENT:
 			take_event(w, msg.text);
 			break;
+		case EXL3_SUP_MPS:
+			snprintf(w->mps_pipe, sizeof(w->mps_pipe), "%.*s",
+				 (int)sizeof(w->mps_pipe) - 1, msg.text);
+			break;
 		case EXL3_SUP_KEY:
 			rc = exl3_config_set(w->cfg, msg.text, err);
 			break;
@@ -548,6 +553,21 @@ static int start_loads(struct exl3_worker *w, struct exl3_error *err)
 	return 0;
 }
 
+/* Devices are open, or could not be opened: is it as the supervisor wants it? */
+static int check_mps(struct exl3_worker *w, int rc, struct exl3_error *err)
+{
+	if (!w->mps_pipe[0])
+		return rc;
+	if (rc == 0 && exl3_cuda_in_mps() != 0)
+		return 0; /* -1: nothing here that MPS is for, or a driver that cannot tell */
+	w->status = EXL3_WORKER_NO_MPS;
+	if (rc < 0)
+		return exl3_err_prefix(err, "in an MPS server");
+	return exl3_errf(err, -ENOTCONN,
+			 "MPS: the driver has left the server in %s aside; its log is there too",
+			 w->mps_pipe);
+}
+
 static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 {
 	struct exl3_dispatch_options opt;
@@ -563,7 +583,7 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 		return rc;
 	raise_fd_limit();
 	probe_backends(w);
-	rc = exl3_devices_open(&w->devices, w->cfg, err);
+	rc = check_mps(w, exl3_devices_open(&w->devices, w->cfg, err), err);
 	if (rc == 0)
 		rc = exl3_loop_new(&w->loop, err);
 	if (rc == 0)
@@ -699,8 +719,10 @@ int exl3_worker_main(struct exl3_config *cfg)
 	rc = worker_init(w, &err);
 	if (rc < 0) {
 		exl3_err("%s", err.text);
+		exl3_worker_tell(w, EXL3_SUP_REASON, err.text);
 		/* A first start that fails would fail again; later ones may have met bad luck. */
-		w->status = w->generation <= 1 ? EXL3_WORKER_REFUSED : 1;
+		if (w->status != EXL3_WORKER_NO_MPS)
+			w->status = w->generation <= 1 ? EXL3_WORKER_REFUSED : 1;
 	} else {
 		if (w->beat_ns)
 			on_beat(w);

@@ -10,6 +10,7 @@
 #include "daemon/jobs.h"
 #include "daemon/loop.h"
 #include "daemon/models.h"
+#include "daemon/mps.h"
 #include "daemon/tenant.h"
 #include "daemon/supmsg.h"
 
@@ -36,6 +37,7 @@ struct exl3_worker {
 	char backends[4][384]; /* those compiled in, each with what it found at start */
 	uint32_t nr_backends;
 	char domain[EXL3_DOMAIN_NAME_MAX + 1]; /* its users are served here */
+	char mps_pipe[EXL3_MPS_DIR_MAX]; /* of the MPS server that this process is in; empty: none */
 	uint64_t instance;
 	uint32_t generation; /* of the domain */
 	pid_t supervisor;

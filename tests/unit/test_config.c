@@ -72,6 +72,23 @@ static const struct text_case {
 	{"[model a]\n[model b]\nthraeds = 4\n", -EINVAL, ":3"},
 	{"[model a]\npath = /x\n[any heading]\n[models]\n", 0, NULL},
 	{"# [model a]\n;[model b]\n", 0, NULL},
+	{"[domain a]\nusers = 0\n", 0, NULL},
+	{"[domain a]\nusers = 4294967294, @4294967294\n", 0, NULL},
+	{"[domain a]\nusers = 4294967295\n", -EINVAL, "no user '4294967295'"},
+	{"[domain a]\nusers = -1\n", -EINVAL, "no user '-1'"},
+	{"[domain a]\nusers = @\n", -EINVAL, "no group ''"},
+	{"[domain a]\nusers = 1\nuser = 2\n", -EINVAL, ":3: domain a: unknown key 'user'"},
+	{"[domain a]\nusers = 1\n[domain a]\nusers = 2\n", 0, NULL},
+	{"[domain a]\nusers = 1, 2, 1\n[domain b]\nusers = 3, @1\n", 0, NULL},
+	{"[domain a]\nusers = 1\n[domain b]\nusers = 2 1\n", -EINVAL, "user 1 is in two domains"},
+	{"[domain a]\nusers = @1\n[domain b]\nusers = 1,@1\n", -EINVAL, "group 1 is in two domains"},
+	{"[domain default]\nusers = 1\n", -EINVAL, "is there already"},
+	{"[domain .a]\nusers = 1\n", -EINVAL, "letters, digits"},
+	{"[domain abcdefghijklmnopqrstuvwxyz0123456]\nusers = 1\n", -EINVAL, "1 to 32 bytes"},
+	{"domain = a\n", -EINVAL, "is not NAME=USER"},
+	{"domain = a=1,2\ndomain = b=@3\n", 0, NULL},
+	{"[threads]\n[domain a]\n[threads]\nthreads = 1\n", -EINVAL, ":2: a section without a key"},
+	{"mps = maybe\n", -EINVAL, "auto|require|off"},
 	{"socket = "
 	 "/a/very/long/path/that/is/longer/than/what/the/kernel/takes/for/a/unix/socket/address/"
 	 "0123456789.sock\n",
@@ -258,6 +275,37 @@ static void flags(void **state)
 	}
 }
 
+/* A user counts before a group, the first domain that names a group before later ones. */
+static void domain_of_a_user(void **state)
+{
+	static const struct {
+		uint32_t uid, gids[2];
+		size_t nr, want;
+	} cases[] = {{7, {0}, 0, 0},      {1, {0}, 0, 1},	{2, {10, 20}, 2, 2},
+		     {7, {10}, 1, 1},     {7, {20, 10}, 2, 1}, {7, {30, 20}, 2, 2},
+		     {10, {40}, 1, 0}};
+	struct exl3_config cfg, fresh;
+	struct exl3_error err;
+
+	(void)state;
+	test_code(exl3_config_parse_string("domain = a=1,@10\n[domain b]\nusers = @20 2\n", &cfg, &err),
+		  0, &err);
+	for (size_t i = 0; i < TEST_NR(cases); i++)
+		assert_int_equal(exl3_config_domain_of(&cfg, cases[i].uid, cases[i].gids, cases[i].nr),
+				 cases[i].want);
+	/* A reload takes lists of users, in whatever order, and no other domains. */
+	test_code(exl3_config_parse_string("domain = b=1\ndomain = a=2\n", &fresh, &err), 0, &err);
+	assert_true(exl3_config_reload_domains(&cfg, &fresh));
+	assert_int_equal(exl3_config_domain_of(&cfg, 1, NULL, 0), 2);
+	assert_int_equal(exl3_config_domain_of(&cfg, 2, NULL, 0), 1);
+	exl3_config_fini(&fresh);
+	test_code(exl3_config_parse_string("domain = b=3\ndomain = c=4\n", &fresh, &err), 0, &err);
+	assert_false(exl3_config_reload_domains(&cfg, &fresh));
+	assert_int_equal(exl3_config_domain_of(&cfg, 1, NULL, 0), 2);
+	exl3_config_fini(&fresh);
+	exl3_config_fini(&cfg);
+}
+
 /* What --check-config prints is a file that means the same. */
 static void printed_text_reads_back(void **state)
 {
@@ -349,6 +397,7 @@ int main(void)
 		test_case(models_replace_and_go),
 		test_case(flags),
 		test_case(printed_text_reads_back),
+		test_case(domain_of_a_user),
 		test_case(settings_carry_over),
 		test_case(reload_takes_what_it_may),
 	};

@@ -79,29 +79,30 @@ static const char *visit(const char *dir, uid_t uid, int limit_ms)
 	return s;
 }
 
-static bool ran(const char *s)
+static bool in_mps(const char *s)
 {
-	return strncmp(s, "ran", 3) == 0;
+	return strncmp(s, "ran", 3) == 0 && strstr(s, "attribute 1");
 }
 
 /* Control daemon in the foreground as our child. */
-static pid_t control(const char *dir, uid_t uid)
+static pid_t control(const char *dir, uid_t uid, bool multiuser)
 {
 	const pid_t pid = fork();
 
 	if (pid == 0) {
-		char log[128];
+		char log[200];
 
 		mps_env(dir);
 		snprintf(log, sizeof(log), "%s/out", dir);
-		freopen("/dev/null", "r", stdin);
-		freopen(log, "w", stdout);
+		if (!freopen("/dev/null", "r", stdin) || !freopen(log, "w", stdout))
+			_exit(2);
 		dup2(1, 2);
 		if (uid && (setgid(uid) < 0 || setuid(uid) < 0))
 			_exit(2);
 		alarm(50);
-		execlp("nvidia-cuda-mps-control", "nvidia-cuda-mps-control", "-f", "-multiuser-server",
-		       (char *)NULL);
+		umask(0);
+		execlp("nvidia-cuda-mps-control", "nvidia-cuda-mps-control", "-f",
+		       multiuser ? "-multiuser-server" : (char *)NULL, (char *)NULL);
 		_exit(127);
 	}
 	return pid;
@@ -124,7 +125,7 @@ static char *fresh_dir(const char *suffix, mode_t mode, uid_t uid)
 
 static void show(const char *dir, const char *command)
 {
-	char line[400];
+	char line[1200];
 	const double t = now_ms();
 
 	snprintf(line, sizeof(line),
@@ -161,119 +162,126 @@ static double until_socket(const char *dir, int limit_ms)
 	return now_ms() - t;
 }
 
-static void run_as(uid_t uid, const char *what)
+/* @first, @other: is its user, is another one expected to join? */
+static void run_as(uid_t uid, bool multiuser, const char *name, bool first, bool other)
 {
 	char *dir = fresh_dir("/0123456789abcdef0123456789abcdef0123456789abcdef", 0711, uid);
-	const pid_t pid = control(dir, uid);
-	const double up = until_socket(dir, 3000);
-	char name[64], says[128];
-	const char *first = visit(dir, uid, 6000);
-	const double stop_start = now_ms();
+	const pid_t pid = control(dir, uid, multiuser);
+	const double up = until_socket(dir, 1000);
+	char says[160];
+	const char *seen = visit(dir, uid, 6000);
 
-	snprintf(name, sizeof(name), "mpsc_%s", what);
-	snprintf(says, sizeof(says), "control daemon of %s in the foreground, folder 0711: its user joins", what);
-	fact(name, says, ran(first), "control socket after %.0f ms; first client %s", up, first);
-	show(dir, "ls -la; cat out | head -5; tail -3 control.log server.log");
-	const char *other = visit(dir, 65533, 3000), *root = uid ? visit(dir, 0, 3000) : "-";
-
-	fact(name, "another uid joins", ran(other), "%s; root: %s (%.0f ms)", other, root,
-	     now_ms() - stop_start);
-	const struct client_arg sa = {dir, true, uid};
-	struct child s = start(client, &sa, 20);
-	struct hello h;
-	const bool in = joined(&s, &h, 5000);
-
-	show(dir, "echo get_server_list | nvidia-cuda-mps-control; for s in $(echo get_server_list | "
-		  "nvidia-cuda-mps-control); do echo get_client_list $s | nvidia-cuda-mps-control; echo "
-		  "get_server_status $s | nvidia-cuda-mps-control; done");
-	/* quit while a client is there: does it wait, does the client go on, are newcomers refused? */
-	if (uid == 0) {
-		char line[300];
-
-		snprintf(line, sizeof(line),
-			 "CUDA_MPS_PIPE_DIRECTORY=%s sh -c 'echo quit | timeout 20 nvidia-cuda-mps-control' "
-			 ">/dev/null 2>&1 &",
-			 dir);
-		if (system(line) != 0)
-			die("sh");
-		const double early = ended(pid, 700);
-		const char *late = visit(dir, 0, 1200);
-
-		send_msg(s.fd, "x", 1, -1);
-		const bool last = joined(&s, &h, 3000);
-		const double end = early >= 0 ? early : ended(pid, 5000);
-
-		kill_now(&s);
-		fact("mpsc_quit", "quit waits for the last client, which goes on; then the daemon ends",
-		     in && early < 0 && last && end >= 0,
-		     "ended early: %.0f; client %s; a newcomer meanwhile: %s; end %.0f ms after the last one left",
-		     early, last ? "well" : "broken", late, end);
-		if (end < 0)
-			kill(pid, SIGKILL), ended(pid, 1000);
-	} else {
-		kill(pid, SIGTERM);
-		double end = ended(pid, 1500);
-		const bool well = !recv_msg(s.fd, &h, sizeof(h), NULL, 300);
-
-		if (end < 0)
-			kill(pid, SIGKILL), ended(pid, 1000);
-		sleep_ms(100);
-		send_msg(s.fd, "x", 1, -1);
-		const bool last = joined(&s, &h, 3000);
-
-		kill_now(&s);
-		fact("mpsc_term", "SIGTERM ends the control daemon", end >= 0,
-		     "end after %.0f ms, its client: %s, at the end %s", end, well ? "goes on" : "said something",
-		     last ? "well" : "broken");
-	}
-	show("/tmp", "pgrep -a mps");
+	snprintf(says, sizeof(says), "control daemon of %s%s in the foreground, folder 0711: its user %s",
+		 uid ? "a user" : "root", multiuser ? ", -multiuser-server," : "",
+		 first ? "joins" : "does not join");
+	fact(name, says, in_mps(seen) == first, "control socket after %.0f ms; first client %s", up, seen);
+	show(dir, "ls -la; head -5 out");
+	seen = visit(dir, 65533, 3000);
+	fact(name, other ? "another user joins" : "another user does not join", in_mps(seen) == other, "%s",
+	     seen);
+	kill(pid, SIGKILL);
+	ended(pid, 1000);
 }
 
-/* What SIGKILL of control daemon or server does to who is there. */
-static void killed(bool server)
+/* How it ends: by the command, by a signal; what a client meets that is still there. */
+static void ends(const char *name, const char *says, const char *command, int sig, bool leaves)
 {
-	char *dir = fresh_dir("/k", 0711, 0);
-	const pid_t pid = control(dir, 0);
+	char *dir = fresh_dir("/e", 0711, 0), line[300];
+	const pid_t pid = control(dir, 0, true);
+	const struct client_arg sa = {dir, true, 0};
 
 	until_socket(dir, 3000);
-	const struct client_arg sa = {dir, true, 0};
 	struct child s = start(client, &sa, 20);
-	struct hello h;
+	struct hello h, last;
 	const bool in = joined(&s, &h, 6000);
+
+	if (!strcmp(name, "mpsc_quit"))
+		show(dir, "echo get_server_list | nvidia-cuda-mps-control; for s in $(echo get_server_list | "
+			  "nvidia-cuda-mps-control); do echo get_client_list $s | nvidia-cuda-mps-control; echo "
+			  "get_server_status $s | nvidia-cuda-mps-control; echo ps | nvidia-cuda-mps-control; done");
 	const double t = now_ms();
 
-	if (server) {
-		char line[300];
-
-		snprintf(line, sizeof(line),
-			 "CUDA_MPS_PIPE_DIRECTORY=%s; export CUDA_MPS_PIPE_DIRECTORY; kill -9 $(echo get_server_list "
-			 "| timeout 5 nvidia-cuda-mps-control)",
-			 dir);
-		if (system(line) != 0)
-			printf("  (kill failed)\n");
+	if (sig) {
+		kill(pid, sig);
 	} else {
-		kill(pid, SIGKILL);
+		snprintf(line, sizeof(line),
+			 "CUDA_MPS_PIPE_DIRECTORY=%s sh -c 'echo %s | timeout 20 nvidia-cuda-mps-control' "
+			 ">/dev/null 2>&1 &",
+			 dir, command);
+		if (system(line) != 0)
+			die("sh");
 	}
-	const bool said = recv_msg(s.fd, &h, sizeof(h), NULL, 1500);
+	double end = ended(pid, leaves ? 500 : 4000);
+	const bool early = end >= 0, said = recv_msg(s.fd, &last, sizeof(last), NULL, 600);
 	const char *late = visit(dir, 0, 1500);
 
-	fact(server ? "mpsc_kill_server" : "mpsc_kill_control",
-	     server ? "SIGKILL of the server ends its clients' contexts" : "SIGKILL of the control daemon: its clients go on",
-	     in && said == server, "client: %s%d after %.0f ms; a newcomer: %s; control daemon %s", said ? "error " : "well ",
-	     said ? (int)h.result : 0, now_ms() - t, late, kill(pid, 0) == 0 && ended(pid, 0) < 0 ? "there" : "gone");
+	send_msg(s.fd, "x", 1, -1);
+	const bool well = !said && joined(&s, &last, 3000);
+	const double t2 = now_ms();
+
+	if (!early)
+		end = ended(pid, 5000);
+	fact(name, says, in && (leaves ? !early && well && end >= 0 : early),
+	     "daemon %s after %.0f ms; client %s%d; a newcomer: %s", end < 0 ? "did not end" : early ? "ended" : "ended, after the last client,",
+	     early ? end : now_ms() - t2, well ? "well " : "error ", well ? 0 : (int)last.result, late);
+	printf("  (%.0f ms in all)\n", now_ms() - t);
 	kill_now(&s);
-	char *dir2 = fresh_dir("/k2", 0711, 0);
-	const pid_t pid2 = control(dir2, 0);
+	if (end < 0)
+		kill(pid, SIGKILL), ended(pid, 1000);
+	show("/tmp", "pgrep -a mps-server");
+}
+
+/* A fault: what the control daemon says about the server then, and how long until the next generation serves. */
+static int faulter(int sock, const void *p)
+{
+	mps_env((const char *)p);
+	illegal_access<<<1, 1>>>();
+	const int rc = (int)cudaDeviceSynchronize();
+
+	send_msg(sock, &rc, sizeof(rc), -1);
+	pause();
+	return 0;
+}
+
+static void faulted(void)
+{
+	char *dir = fresh_dir("/f", 0711, 0), *dir2 = fresh_dir("/f2", 0711, 0);
+	const pid_t pid = control(dir, 0, true);
+
+	until_socket(dir, 3000);
+	struct child f = start(faulter, dir, 20);
+	int rc = 0;
+	const bool in = recv_msg(f.fd, &rc, sizeof(rc), NULL, 6000);
+
+	show(dir, "for s in $(timeout 2 sh -c \"echo get_server_list | nvidia-cuda-mps-control\"); do echo get_server_status $s "
+		  "| timeout 2 nvidia-cuda-mps-control; done");
+	const double t = now_ms();
+	const pid_t pid2 = control(dir2, 0, true);
 
 	until_socket(dir2, 3000);
 	const char *next = visit(dir2, 0, 6000);
 
-	fact("mpsc_after_kill", "a fresh control daemon takes newcomers", ran(next), "%s", next);
-	show("/tmp", "pgrep -a mps");
+	fact("mpsc_fault", "beside a faulted server with a survivor, a fresh control daemon serves", in && in_mps(next),
+	     "fault %d; daemon, server, first kernel: %.0f ms, %s", rc, now_ms() - t, next);
+	const double t2 = now_ms();
+	char line[300];
+
+	snprintf(line, sizeof(line), "CUDA_MPS_PIPE_DIRECTORY=%s sh -c 'echo quit | timeout 20 nvidia-cuda-mps-control' >/dev/null 2>&1 &", dir);
+	if (system(line) != 0)
+		die("sh");
+	const double early = ended(pid, 500);
+
+	kill_now(&f);
+	const double end = early >= 0 ? early : ended(pid, 5000);
+
+	fact("mpsc_fault_quit", "quit of the faulted one ends it when the survivor has left", end >= 0,
+	     "early %.0f, end %.0f ms after it, %.0f ms in all", early, end, now_ms() - t2);
 	kill(pid, SIGKILL);
-	ended(pid, 100);
-	mps_shell(dir2, "echo quit | nvidia-cuda-mps-control");
-	ended(pid2, 2000);
+	kill(pid2, SIGTERM);
+	if (ended(pid2, 1500) < 0)
+		kill(pid2, SIGKILL), ended(pid2, 1000);
+	if (end < 0)
+		ended(pid, 1000);
 }
 
 int main(void)
@@ -281,10 +289,14 @@ int main(void)
 	skip_without_mps("mps_control");
 	const char *none = visit(NULL, 0, 6000);
 
-	fact("mpsc_none", "without MPS the attribute is 0", ran(none) && strstr(none, "attribute 0"), "%s", none);
-	run_as(0, "root");
-	run_as(65534, "nobody");
-	killed(false);
-	killed(true);
+	fact("mpsc_none", "without MPS the attribute is 0", strstr(none, "attribute 0") != NULL, "%s", none);
+	run_as(65534, true, "mpsc_user_multi", false, false);
+	run_as(65534, false, "mpsc_user", true, false);
+	run_as(0, true, "mpsc_root", true, true);
+	ends("mpsc_quit", "quit waits for the last client, which goes on", "quit", 0, true);
+	ends("mpsc_quit_t", "quit -t 1 ends it in spite of a client", "quit -t 1", 0, false);
+	ends("mpsc_term", "SIGTERM ends it", NULL, SIGTERM, false);
+	ends("mpsc_kill_control", "SIGKILL ends it, and its clients' contexts", NULL, SIGKILL, false);
+	faulted();
 	return facts_failed;
 }
