@@ -31,6 +31,7 @@ static int call(struct serving_decoder *d, uint32_t module, uint64_t *exec_ns)
 		.m = 1,
 		.x_dtype = EXL3_F16,
 		.y_dtype = EXL3_F16,
+		.x_device = !me->arena->host_ptr,
 	};
 	uint64_t skipped = 0;
 	const struct exl3_work work = {
@@ -92,7 +93,9 @@ static int load(const struct serving_options *o, struct copy *me, const char *fo
 		n = me->modules[*nr]->n_log > n ? me->modules[*nr]->n_log : n;
 	}
 	me->y_offset = (2 * k + 255) / 256 * 256;
-	return me->ops->arena_new(me->dev, me->y_offset + 2ull * n, &me->arena, err);
+	/* As a framework would have it: activations in the device's memory. */
+	return (me->ops->device_arena_new ? me->ops->device_arena_new : me->ops->arena_new)(
+		me->dev, me->y_offset + 2ull * n, &me->arena, err);
 }
 
 int serving_private(const struct serving_options *o, struct serving_shared *shared, unsigned nth,
