@@ -463,6 +463,11 @@ static void device_failed(struct exl3_lane *lane, int code)
 	fail_queued(lane); /* what was held back until then */
 }
 
+void exl3_dispatch_fail(struct exl3_dispatch *d, uint32_t device)
+{
+	device_failed(&d->lanes[device], -EIO);
+}
+
 static bool poll_device(struct exl3_lane *lane)
 {
 	struct exl3_done done[EXL3_DONE_MAX];
