@@ -3,15 +3,17 @@
  * serving.c - many decoders at once: unmerged, merged, in trains, and each with its own copy of the weights.
  *
  *   serving [--daemon FILE] [--backend B] [--dir TMPFS] [--clients 1,2,4,8,16,32] [--private 8,16]
- *           [--seconds S] [--think US] [--tail US] [--layers N] [--shrink N] [--pin] [-o FILE]
+ *           [--seconds S] [--think US] [--tail US] [--layers N] [--shrink N] [--memory host|device] [--pin]
+ *           [-o FILE]
  *
  * The model: 32 layers of qkv 4096->6144, o 4096->4096, gate_up 4096->2x14336, down 14336->4096, then lm_head
  * 4096->128256, 4 bits; a decoder calls these 129 modules one after the other with one row, thinks --think
  * microseconds (+- 30 %) after each answer and --tail (+- 50 %) more after the last one. --shrink divides all widths.
  *
  * Three daemons on one device hold the same checkpoint: merge-max 1, merge-max 32 without and with trains. For
- * each number of clients the three take turns, so that they meet the same machine. private: as many processes as
- * clients, each with the backend and the weights in itself.
+ * each number of clients the three take turns, so that they meet the same machine. --memory device: activations lie
+ * in arenas in GPU memory, and clients have CUDA contexts; host: in arenas in host memory. private: as many
+ * processes as clients, each with the backend and the weights in itself.
  *
  *   launch_us    S: time on the device per call, mean
  *   handover_us  R: from request to answer, less S, mean; with many clients also the wait for the device
@@ -21,9 +23,9 @@
  * S at this mean of rows, where alone is one client's unmerged rate and saturated the largest unmerged one.
  */
 #include "bench/serving/serving.h"
-#include "client/exl3.h"
 #include "bench/bench.h"
 #include "bench/ckpt.h"
+#include "client/exl3.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -145,7 +147,9 @@ static void daemon_start(const struct serving_options *o, int mode, struct daemo
 	snprintf(model, sizeof(model), "bench=%s", folder);
 	execl(o->daemon, o->daemon, "--socket", d->socket, "--backend", o->backend, "--spin-us",
 	      "200", "--log-level", "warning", "--model", model, mode_flags[mode][0],
-	      mode_flags[mode][1], mode_flags[mode][2], mode_flags[mode][3], (char *)NULL);
+	      mode_flags[mode][1], mode_flags[mode][2], mode_flags[mode][3],
+	      /* Whoever runs this has started a server for all of us, or wants none. */
+	      "--mps", "off", (char *)NULL);
 	fprintf(stderr, "serving: %s: %m\n", o->daemon);
 	_exit(127);
 }
@@ -174,7 +178,8 @@ static void daemon_wait(struct daemon *d)
 
 /* ---- a cell ---- */
 
-static void spawn(const struct serving_options *o, unsigned nr, const char *socket, pid_t *pids)
+/* @clients: of the daemons; else each has all in itself. */
+static void spawn(const struct serving_options *o, unsigned nr, bool clients, pid_t *pids)
 {
 	memset(shared, 0, sizeof(*shared));
 	for (unsigned i = 0; i < nr; i++) {
@@ -185,15 +190,25 @@ static void spawn(const struct serving_options *o, unsigned nr, const char *sock
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
 			if (o->pin)
 				pin(false);
-			if (socket)
-				_exit(serving_client(o, shared, i, nr, socket));
-			_exit(serving_private(o, shared, i, nr, folder));
+			_exit(clients ? serving_client(o, shared, i)
+				      : serving_private(o, shared, i, folder));
 		}
 	}
 	for (int i = 0; __atomic_load_n(&shared->ready, __ATOMIC_SEQ_CST) < nr; i++) {
 		if (i > 60000)
 			die("clients do not start");
 		usleep(1000);
+	}
+	for (unsigned i = 0; i < nr; i++)
+		if (shared->client[i].error[0])
+			die("client %u: %s", i, shared->client[i].error);
+}
+
+static void end_all(unsigned nr, pid_t *pids)
+{
+	for (unsigned i = 0; i < nr; i++) {
+		kill(pids[i], SIGKILL);
+		waitpid(pids[i], NULL, 0);
 	}
 }
 
@@ -233,16 +248,19 @@ static void collect(struct cell *c, unsigned nr, double seconds)
 	free(us);
 }
 
+/* @d: NULL: private copies. */
 static void measure(const struct serving_options *o, unsigned nr, const char *mode,
-		    const struct daemon *d)
+		    const struct daemon *d, uint32_t number)
 {
 	struct cell *c = &cells[nr_cells++];
 	struct serving_status before = {0}, after = {0};
-	pid_t pids[SERVING_CLIENTS_MAX];
 	uint64_t start, end;
 
 	*c = (struct cell){.clients = nr, .mode = mode, .rows = 1};
-	spawn(o, nr, d ? d->socket : NULL, pids);
+	memset(shared->client, 0, sizeof(shared->client));
+	shared->active = nr;
+	shared->mode = number;
+	shared->finished = 0;
 	__atomic_store_n(&shared->phase, SERVING_WARM, __ATOMIC_RELEASE);
 	usleep((useconds_t)(o->seconds * 0.6e6));
 	if (d)
@@ -250,12 +268,17 @@ static void measure(const struct serving_options *o, unsigned nr, const char *mo
 	start = exl3_now_ns();
 	__atomic_store_n(&shared->phase, SERVING_COUNT, __ATOMIC_RELEASE);
 	usleep((useconds_t)(o->seconds * 1e6));
-	__atomic_store_n(&shared->phase, SERVING_STOP, __ATOMIC_RELEASE);
+	__atomic_store_n(&shared->phase, SERVING_END, __ATOMIC_RELEASE);
 	end = exl3_now_ns();
 	if (d)
 		serving_status(d->socket, &after);
-	for (unsigned i = 0; i < nr; i++)
-		waitpid(pids[i], NULL, 0);
+	for (int i = 0; __atomic_load_n(&shared->finished, __ATOMIC_SEQ_CST) < nr; i++) {
+		if (i > 10000)
+			die("%s: a client hangs", mode);
+		usleep(1000);
+	}
+	__atomic_store_n(&shared->phase, SERVING_IDLE, __ATOMIC_RELEASE);
+	usleep(10000);
 	collect(c, nr, (double)(end - start) / 1e9);
 	c->gpu_bytes = d ? after.bytes : shared->bytes;
 	if (d && after.launches > before.launches)
@@ -332,10 +355,11 @@ static void write_file(const struct serving_options *o, int argc, char **argv, c
 		const struct cell *c = &cells[i];
 
 		bench_row(&f,
-			  "dense-%ux%u,%u,%s,%.1f,%.1f,%.1f,%.2f,%" PRIu64 ",%.2f,%.2f,%.2f,%.4f",
-			  o->layers, shrunk(4096, o->shrink), c->clients, c->mode, c->tokens,
-			  c->p50_us, c->p99_us, c->rows, c->gpu_bytes, c->launch_us, c->handover_us,
-			  c->client_us, c->jain);
+			  "dense-%ux%u-%s,%u,%s,%.1f,%.1f,%.1f,%.2f,%" PRIu64
+			  ",%.2f,%.2f,%.2f,%.4f",
+			  o->layers, shrunk(4096, o->shrink), o->device_memory ? "device" : "host",
+			  c->clients, c->mode, c->tokens, c->p50_us, c->p99_us, c->rows,
+			  c->gpu_bytes, c->launch_us, c->handover_us, c->client_us, c->jain);
 	}
 	bench_close(&f);
 }
@@ -378,6 +402,8 @@ static void parse(struct serving_options *o, int argc, char **argv)
 			o->dir = v;
 		else if (!strcmp(argv[i], "--clients"))
 			o->nr_clients = parse_list(v, o->clients, 16);
+		else if (!strcmp(argv[i], "--memory"))
+			o->device_memory = !strcmp(v, "device");
 		else if (!strcmp(argv[i], "--private"))
 			o->nr_private = parse_list(v, o->private, 16);
 		else if (!strcmp(argv[i], "--seconds"))
@@ -417,6 +443,8 @@ int main(int argc, char **argv)
 				    .shrink = 1,
 				    .output = "bench/results/serving_cpu.csv"};
 	struct daemon daemons[MODES];
+	pid_t pids[SERVING_CLIENTS_MAX];
+	unsigned most = 0;
 	struct serving_status status;
 
 	parse(&o, argc, argv);
@@ -425,20 +453,29 @@ int main(int argc, char **argv)
 	if (shared == MAP_FAILED)
 		die("mmap: %m");
 	printf("a model of %.2f GB\n", (double)make_model(&o) / 1e9);
-	for (int i = 0; i < MODES; i++)
+	for (int i = 0; i < MODES; i++) {
 		daemon_start(&o, i, &daemons[i]);
+		o.sockets[i] = daemons[i].socket;
+	}
 	for (int i = 0; i < MODES; i++)
 		daemon_wait(&daemons[i]);
 	serving_status(daemons[0].socket, &status);
 	for (unsigned i = 0; i < o.nr_clients; i++)
-		for (int k = 0; k < MODES; k++)
-			measure(&o, o.clients[i], modes[k], &daemons[k]);
+		most = o.clients[i] > most ? o.clients[i] : most;
+	spawn(&o, most, true, pids);
+	for (unsigned i = 0; i < o.nr_clients; i++)
+		for (uint32_t k = 0; k < MODES; k++)
+			measure(&o, o.clients[i], modes[k], &daemons[k], k);
+	end_all(most, pids);
 	for (int i = 0; i < MODES; i++) {
 		kill(daemons[i].pid, SIGTERM);
 		waitpid(daemons[i].pid, NULL, 0);
 	}
-	for (unsigned i = 0; i < o.nr_private; i++)
-		measure(&o, o.private[i], "private", NULL);
+	for (unsigned i = 0; i < o.nr_private; i++) {
+		spawn(&o, o.private[i], false, pids);
+		measure(&o, o.private[i], "private", NULL, 0);
+		end_all(o.private[i], pids);
+	}
 	write_file(&o, argc, argv, status.device);
 	verdict();
 	return 0;

@@ -4,18 +4,22 @@
 
 #include "client/internal.h"
 
+#include <dlfcn.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-struct client {
+struct connection {
 	struct exl3_client *c;
 	struct exl3_channel *ch;
 	struct exl3_module *modules[4 * SERVING_LAYERS_MAX + 1];
 	exl3_ref x, y;
-	bool crowded; /* more clients than processors: waiting gives way to others */
+};
+
+struct client {
+	struct connection to[3]; /* each daemon */
 };
 
 static int fail(struct serving_record *r)
@@ -26,7 +30,9 @@ static int fail(struct serving_record *r)
 
 static int call(struct serving_decoder *d, uint32_t module, uint64_t *exec_ns)
 {
-	struct client *me = d->arg;
+	struct connection *me = &((struct client *)d->arg)->to[d->mode];
+	/* More clients than processors: waiting gives way to others. */
+	const bool crowded = (long)d->active + 2 > sysconf(_SC_NPROCESSORS_ONLN);
 	struct exl3_sqe *sqe = exl3_sq_get(me->ch);
 	struct exl3_cqe cqe;
 	int e;
@@ -37,7 +43,7 @@ static int call(struct serving_decoder *d, uint32_t module, uint64_t *exec_ns)
 	if (exl3_submit(me->ch) < 0)
 		return fail(d->record);
 	for (unsigned i = 1; (e = exl3_peek(me->ch, &cqe)) == 0; i++) {
-		if (me->crowded && i % 16 == 0)
+		if (crowded && i % 16 == 0)
 			sched_yield();
 		else
 			exl3_ring_relax();
@@ -52,7 +58,7 @@ static int call(struct serving_decoder *d, uint32_t module, uint64_t *exec_ns)
 	return 0;
 }
 
-static int open_modules(const struct serving_options *o, struct client *me, uint32_t *nr)
+static int open_modules(const struct serving_options *o, struct connection *me, uint32_t *nr)
 {
 	static const char *const names[] = {"self_attn.qkv_proj", "self_attn.o_proj",
 					    "mlp.gate_up_proj", "mlp.down_proj"};
@@ -74,15 +80,47 @@ static int open_modules(const struct serving_options *o, struct client *me, uint
 		k = info.k_logical > k ? info.k_logical : k;
 		n = info.n_logical > n ? info.n_logical : n;
 	}
-	if (exl3_arena_new(me->c, 2ull * k + 2ull * n + 8192, &arena) < 0)
+	if ((o->device_memory ? exl3_arena_new_device
+			      : exl3_arena_new)(me->c, 2ull * k + 2ull * n + 8192, &arena) < 0)
 		return -1;
 	me->x = exl3_arena_ref(arena, exl3_arena_alloc(arena, 2ull * k));
 	me->y = exl3_arena_ref(arena, exl3_arena_alloc(arena, 2ull * n));
 	return exl3_channel_new(me->c, 8, &me->ch);
 }
 
-int serving_client(const struct serving_options *o, struct serving_shared *shared, unsigned nth,
-		   unsigned nr, const char *socket)
+/* The process becomes one with CUDA of its own, as a framework is. */
+static int start_cuda(struct serving_record *r)
+{
+	void *cuda = dlopen("libcuda.so.1", RTLD_NOW), *context;
+	int (*init)(unsigned) = cuda ? (int (*)(unsigned))dlsym(cuda, "cuInit") : NULL;
+	int (*retain)(void **, int) =
+		cuda ? (int (*)(void **, int))dlsym(cuda, "cuDevicePrimaryCtxRetain") : NULL;
+	int (*current)(void *) = cuda ? (int (*)(void *))dlsym(cuda, "cuCtxSetCurrent") : NULL;
+
+	if (!init || !retain || !current || init(0) || retain(&context, 0) || current(context)) {
+		snprintf(r->error, sizeof(r->error), "no CUDA in this process");
+		return -1;
+	}
+	return 0;
+}
+
+static int client_open(const struct serving_options *o, struct serving_decoder *d)
+{
+	struct client *me = d->arg;
+
+	for (int i = 0; i < 3; i++)
+		if (exl3_connect_flags(o->sockets[i], "serving", EXL3_CONNECT_NO_ENV,
+				       &me->to[i].c) < 0)
+			return fail(d->record);
+	if (o->device_memory && start_cuda(d->record) < 0)
+		return -1;
+	for (int i = 0; i < 3; i++)
+		if (open_modules(o, &me->to[i], &d->modules) < 0)
+			return fail(d->record);
+	return 0;
+}
+
+int serving_client(const struct serving_options *o, struct serving_shared *shared, unsigned nth)
 {
 	struct client *me = calloc(1, sizeof(*me));
 	struct serving_decoder d = {
@@ -90,9 +128,7 @@ int serving_client(const struct serving_options *o, struct serving_shared *share
 
 	if (!me)
 		return 1;
-	me->crowded = (long)nr + 2 > sysconf(_SC_NPROCESSORS_ONLN);
-	if (exl3_connect(socket, "serving", &me->c) < 0 || open_modules(o, me, &d.modules) < 0) {
-		fail(d.record);
+	if (client_open(o, &d) < 0) {
 		__atomic_fetch_add(&shared->ready, 1, __ATOMIC_SEQ_CST);
 		return 1;
 	}

@@ -27,16 +27,13 @@ static void note(struct serving_record *r, uint64_t latency_ns)
 	r->us[r->samples++ % SERVING_SAMPLES] = (float)latency_ns / 1000;
 }
 
-int serving_decode(struct serving_decoder *d, unsigned nth)
+/* One cell. -1: a call failed. */
+static int decode(struct serving_decoder *d)
 {
 	struct serving_sums sums = {0};
-	uint32_t phase = SERVING_START, module = 0;
+	uint32_t phase = SERVING_WARM, module = 0;
 	uint64_t answer = exl3_now_ns();
 
-	d->rng = (nth + 1) * 0x9e3779b97f4a7c15ull;
-	__atomic_fetch_add(&d->shared->ready, 1, __ATOMIC_SEQ_CST);
-	while (__atomic_load_n(&d->shared->phase, __ATOMIC_ACQUIRE) == SERVING_START)
-		usleep(1000);
 	for (;;) {
 		uint32_t now_phase = __atomic_load_n(&d->shared->phase, __ATOMIC_ACQUIRE);
 		double us = d->o->think_us * (0.7 + 0.6 * uniform(d));
@@ -45,7 +42,7 @@ int serving_decode(struct serving_decoder *d, unsigned nth)
 		if (now_phase != phase && now_phase == SERVING_COUNT)
 			d->record->begin = sums;
 		phase = now_phase;
-		if (phase == SERVING_STOP)
+		if (phase != SERVING_WARM && phase != SERVING_COUNT)
 			break;
 		if (module == 0)
 			us += d->o->tail_us * (0.5 + uniform(d));
@@ -54,7 +51,7 @@ int serving_decode(struct serving_decoder *d, unsigned nth)
 		if (module != 0)
 			sums.think_ns += asked - answer;
 		if (d->call(d, module, &exec_ns) < 0)
-			return 1;
+			return -1;
 		answer = exl3_now_ns();
 		sums.calls++;
 		sums.exec_ns += exec_ns;
@@ -66,4 +63,25 @@ int serving_decode(struct serving_decoder *d, unsigned nth)
 	}
 	d->record->end = sums;
 	return 0;
+}
+
+int serving_decode(struct serving_decoder *d, unsigned nth)
+{
+	int e = 0;
+
+	d->rng = (nth + 1) * 0x9e3779b97f4a7c15ull;
+	__atomic_fetch_add(&d->shared->ready, 1, __ATOMIC_SEQ_CST);
+	while (e == 0) {
+		while (__atomic_load_n(&d->shared->phase, __ATOMIC_ACQUIRE) != SERVING_WARM)
+			usleep(2000);
+		d->mode = d->shared->mode;
+		d->active = d->shared->active;
+		if (nth < d->active) {
+			e = decode(d);
+			__atomic_fetch_add(&d->shared->finished, 1, __ATOMIC_SEQ_CST);
+		}
+		while (__atomic_load_n(&d->shared->phase, __ATOMIC_ACQUIRE) != SERVING_IDLE)
+			usleep(2000);
+	}
+	return 1;
 }

@@ -99,14 +99,13 @@ static int load(const struct serving_options *o, struct copy *me, const char *fo
 }
 
 int serving_private(const struct serving_options *o, struct serving_shared *shared, unsigned nth,
-		    unsigned nr, const char *folder)
+		    const char *folder)
 {
 	struct copy *me = calloc(1, sizeof(*me));
 	struct exl3_error err = {0};
 	struct serving_decoder d = {
 		.o = o, .shared = shared, .record = &shared->client[nth], .call = call, .arg = me};
 
-	(void)nr;
 	if (!me)
 		return 1;
 	if (load(o, me, folder, &d.modules, &err) < 0) {

@@ -15,10 +15,11 @@ struct serving_options {
 	unsigned clients[16], nr_clients, private[16], nr_private;
 	double seconds;
 	unsigned think_us, tail_us, layers, shrink;
-	bool pin;
+	bool pin, device_memory;
+	const char *sockets[3]; /* of the daemons */
 };
 
-enum serving_phase { SERVING_START, SERVING_WARM, SERVING_COUNT, SERVING_STOP };
+enum serving_phase { SERVING_IDLE, SERVING_WARM, SERVING_COUNT, SERVING_END };
 
 /* Sums since the start of a client. */
 struct serving_sums {
@@ -27,8 +28,9 @@ struct serving_sums {
 
 /* In memory that all processes share. */
 struct serving_shared {
-	uint32_t ready, phase; /* atomic */
-	uint64_t bytes;        /* atomic; of all private copies */
+	/* Atomic. A cell: the first @active processes decode through daemon @mode. */
+	uint32_t ready, phase, active, mode, finished;
+	uint64_t bytes; /* of all private copies */
 	struct serving_record {
 		struct serving_sums begin, end;
 		uint64_t samples;
@@ -43,15 +45,14 @@ struct serving_status {
 	char device[128];
 };
 
-/* What one process does until the stop; its exit status. */
-int serving_client(const struct serving_options *o, struct serving_shared *shared, unsigned nth,
-		   unsigned nr, const char *socket);
+/* What one process does until it is ended; its exit status if it fails. */
+int serving_client(const struct serving_options *o, struct serving_shared *shared, unsigned nth);
 int serving_private(const struct serving_options *o, struct serving_shared *shared, unsigned nth,
-		    unsigned nr, const char *folder);
+		    const char *folder);
 /* Asks a daemon; ends the program if it does not answer. */
 void serving_status(const char *socket, struct serving_status *ret);
 
-/* A decoder: calls modules 0..nr-1 over and over through @call, and takes notes. */
+/* A decoder: in each cell that has it, calls modules 0..nr-1 over and over through @call, and takes notes. */
 struct serving_decoder {
 	const struct serving_options *o;
 	struct serving_shared *shared;
@@ -61,6 +62,7 @@ struct serving_decoder {
 	/* One call to its end: 0 and the time on the device, or -1 with the reason in record->error. */
 	int (*call)(struct serving_decoder *d, uint32_t module, uint64_t *exec_ns);
 	void *arg;
+	uint32_t mode, active; /* of the present cell */
 };
 int serving_decode(struct serving_decoder *d, unsigned nth);
 
