@@ -52,6 +52,10 @@ void exl3_merge_enter(struct exl3_request *req)
 	req->geometry = NULL;
 	req->item.key = NULL;
 	req->item.merge_class = 0;
+	/* So many rows cost what they cost: company gains them nothing, and who is taken along by them waits for
+	 * all of their launch. */
+	if (c->rows.m > EXL3_TRAIN_ROWS_MAX)
+		return;
 	/* Deterministic bits may not depend on neighbours; a chosen kernel or other constants are for
 	 * this request alone. */
 	if (c->deterministic || c->kernel || !req->lane || c->op == EXL3_OP_NOP ||

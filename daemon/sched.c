@@ -431,6 +431,8 @@ static void stop(struct exl3_sched *s, struct exl3_sched_item *item, uint64_t ex
 
 /* ---- launches ---- */
 
+#define SURPRISE_MAX 8u /* times the expected cost that a launch is charged at most */
+
 /* Room for that much more of the device's time? A launch may always be alone. */
 static bool fits(const struct exl3_sched *s, uint64_t cost_ns)
 {
@@ -654,6 +656,10 @@ void exl3_sched_done(struct exl3_sched *s, struct exl3_sched_item *const *items,
 	for (uint32_t i = 0; i < nr; i++) {
 		uint64_t due = part_of(exec_ns, items[i]);
 
+		/* A launch that took very much longer than expected met a kernel that was not loaded yet, or a
+		 * machine that stood still: not its tenant's doing. */
+		if (due > SURPRISE_MAX * items[i]->charged_ns)
+			due = SURPRISE_MAX * items[i]->charged_ns;
 		if (due > items[i]->charged_ns)
 			charge(items[i]->flow, due - items[i]->charged_ns);
 		else
