@@ -60,9 +60,14 @@ int ctl_print_cjson(struct cJSON *json); /* frees it */
 /* "ready" from an enum value of exl3.proto. */
 const char *ctl_enum(const ProtobufCEnumDescriptor *desc, int value);
 
+/* Replies to be freed with exl3_reply_freep(); what goes wrong is printed. */
+int ctl_get_status(struct ctl *c, Exl3__Reply **ret);
+int ctl_get_ps(struct ctl *c, Exl3__Reply **ret);
+
 /* ---- verbs: exit code ---- */
 
 int ctl_status(struct ctl *c);
+int ctl_tenants(struct ctl *c);
 int ctl_models(struct ctl *c);
 int ctl_modules(struct ctl *c);
 int ctl_tensors(struct ctl *c);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* exl3ctl_list.c - verbs that show: status, models, modules, tensors, ps, kernels, top. */
+/* exl3ctl_list.c - verbs that show: status, models, modules, tensors, ps, kernels. */
 #include "client/exl3ctl.h"
 
 #include <cjson/cJSON.h>
@@ -15,7 +15,7 @@ static const char *state_text(Exl3__ModelState state)
 
 /* ---- status ---- */
 
-static int get_status(struct ctl *c, Exl3__Reply **ret)
+int ctl_get_status(struct ctl *c, Exl3__Reply **ret)
 {
 	Exl3__Status body = EXL3__STATUS__INIT;
 	Exl3__Request req = EXL3__REQUEST__INIT;
@@ -103,7 +103,7 @@ static void print_status(const Exl3__StatusReply *s)
 int ctl_status(struct ctl *c)
 {
 	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
-	int e = get_status(c, &reply);
+	int e = ctl_get_status(c, &reply);
 
 	if (e != CTL_OK)
 		return e;
@@ -308,7 +308,7 @@ int ctl_tensors(struct ctl *c)
 
 /* ---- ps, kernels ---- */
 
-static int get_ps(struct ctl *c, Exl3__Reply **ret)
+int ctl_get_ps(struct ctl *c, Exl3__Reply **ret)
 {
 	Exl3__Ps body = EXL3__PS__INIT;
 	Exl3__Request req = EXL3__REQUEST__INIT;
@@ -321,19 +321,19 @@ static int get_ps(struct ctl *c, Exl3__Reply **ret)
 int ctl_ps(struct ctl *c)
 {
 	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
-	int e = get_ps(c, &reply);
+	int e = ctl_get_ps(c, &reply);
 
 	if (e != CTL_OK)
 		return e;
 	if (c->json)
 		return ctl_print_json(&reply->ps->base, NULL);
-	printf("%8s %6s %4s %7s %10s %12s %8s %12s %-12s %s\n", "PID", "UID", "CHAN", "MODULES",
-	       "ARENAS", "REQUESTS", "ERRORS", "ROWS", "DEVICES", "NAME");
+	printf("%8s %6s %-12s %4s %7s %10s %12s %8s %12s %-12s %s\n", "PID", "UID", "TENANT", "CHAN",
+	       "MODULES", "ARENAS", "REQUESTS", "ERRORS", "ROWS", "DEVICES", "NAME");
 	for (size_t i = 0; i < reply->ps->n_clients; i++) {
 		const Exl3__PsClient *p = reply->ps->clients[i];
 
-		printf("%8d %6u %4u %7u %10s %12llu %8llu %12llu %-12s %s\n", p->pid, p->uid,
-		       p->channels, p->modules, ctl_bytes(p->arena_bytes),
+		printf("%8d %6u %-12s %4u %7u %10s %12llu %8llu %12llu %-12s %s\n", p->pid, p->uid,
+		       ctl_safe(p->tenant), p->channels, p->modules, ctl_bytes(p->arena_bytes),
 		       (unsigned long long)p->requests, (unsigned long long)p->errors,
 		       (unsigned long long)p->rows, ctl_safe(p->devices), ctl_safe(p->name));
 	}
@@ -357,87 +357,5 @@ int ctl_kernels(struct ctl *c)
 		return ctl_print_json(&reply->kernels->base, NULL);
 	for (size_t i = 0; i < reply->kernels->n_names; i++)
 		printf("%s\n", ctl_safe(reply->kernels->names[i]));
-	return CTL_OK;
-}
-
-/* ---- top ---- */
-
-static uint64_t client_requests(const Exl3__PsReply *ps, const Exl3__PsClient *of, uint64_t *rows)
-{
-	for (size_t i = 0; ps && i < ps->n_clients; i++)
-		if (ps->clients[i]->pid == of->pid &&
-		    ps->clients[i]->connected_ms <= of->connected_ms &&
-		    !strcmp(ps->clients[i]->name, of->name)) {
-			*rows = ps->clients[i]->rows;
-			return ps->clients[i]->requests;
-		}
-	*rows = 0;
-	return 0;
-}
-
-/* @then and @before are NULL the first time: no rates then. */
-static void print_top(const Exl3__StatusReply *s, const Exl3__StatusReply *then,
-		      const Exl3__PsReply *ps, const Exl3__PsReply *before, double seconds)
-{
-	if (isatty(STDOUT_FILENO))
-		printf("\033[H\033[J");
-	printf("exl3-daemon %s: clients %u, weights %s, arenas %s, %.0f requests/s, %llu failed\n",
-	       ctl_safe(s->state), s->clients, ctl_bytes(s->weight_bytes),
-	       ctl_bytes(s->arena_bytes),
-	       then ? (double)(s->requests - then->requests) / seconds : 0.0,
-	       (unsigned long long)s->errors);
-	printf("%8s %12s %12s %10s  %s\n", "PID", "REQUESTS/S", "ROWS/S", "ARENAS", "NAME");
-	for (size_t i = 0; i < ps->n_clients; i++) {
-		const Exl3__PsClient *p = ps->clients[i];
-		uint64_t rows, requests = client_requests(before, p, &rows);
-
-		printf("%8d %12.0f %12.0f %10s  %s\n", p->pid,
-		       before ? (double)(p->requests - requests) / seconds : 0.0,
-		       before ? (double)(p->rows - rows) / seconds : 0.0, ctl_bytes(p->arena_bytes),
-		       ctl_safe(p->name));
-	}
-	fflush(stdout);
-}
-
-static bool parse_positive(const char *text, double *ret)
-{
-	char *end;
-
-	*ret = strtod(text, &end);
-	return end != text && !*end && *ret > 0 && *ret < 1e9;
-}
-
-int ctl_top(struct ctl *c)
-{
-	exl3_auto(exl3_reply_freep) Exl3__Reply *status = NULL, *ps = NULL;
-	double interval = 1, count = 1e9;
-	uint64_t then = 0;
-
-	if ((c->interval && !parse_positive(c->interval, &interval)) ||
-	    (c->count && !parse_positive(c->count, &count)))
-		return ctl_error(CTL_USAGE, "--interval and --count take a positive number");
-	for (double i = 0; i < count; i++) {
-		Exl3__Reply *new_status = NULL, *new_ps = NULL;
-		uint64_t now;
-		int e;
-
-		if (i > 0)
-			usleep((useconds_t)(interval * 1e6));
-		e = get_status(c, &new_status);
-		if (e == CTL_OK)
-			e = get_ps(c, &new_ps);
-		if (e != CTL_OK) {
-			exl3_reply_freep(&new_status);
-			return e;
-		}
-		now = exl3_now_ns();
-		print_top(new_status->status, status ? status->status : NULL, new_ps->ps,
-			  ps ? ps->ps : NULL, (double)(now - then) / 1e9);
-		then = now;
-		exl3_reply_freep(&status);
-		exl3_reply_freep(&ps);
-		status = new_status;
-		ps = new_ps;
-	}
 	return CTL_OK;
 }

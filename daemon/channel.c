@@ -151,12 +151,23 @@ static void channel_fail(struct exl3_channel *ch, const char *why)
 {
 	exl3_log_limited(EXL3_LOG_WARN, "%s: channel %u failed: %s", ch->who, ch->id, why);
 	ch->failed = true;
+	if (ch->d->metrics)
+		exl3_metric_add(&ch->d->metrics->channel_faults, 1);
 	detach(ch, EXL3_CHANNEL_FAILED);
 }
 
 void exl3_channel_poll(struct exl3_channel *ch)
 {
 	move(ch, EXL3_CH_POLLED);
+}
+
+static void wait_in_line(struct exl3_channel *ch)
+{
+	struct exl3_metrics_tenant *m = ch->tenant->metrics;
+
+	if (m)
+		exl3_metric_add(ch->stashed ? &m->delayed_rows : &m->delayed_rate, 1);
+	move(ch, EXL3_CH_WAITING);
 }
 
 static bool channel_turn(struct exl3_channel *ch, uint64_t now_ns)
@@ -167,7 +178,7 @@ static bool channel_turn(struct exl3_channel *ch, uint64_t now_ns)
 	int n;
 
 	if (!exl3_gate_unstash(ch)) {
-		move(ch, EXL3_CH_WAITING);
+		wait_in_line(ch);
 		return false;
 	}
 	if (!exl3_sq_pending(&ch->ring)) {
@@ -177,7 +188,7 @@ static bool channel_turn(struct exl3_channel *ch, uint64_t now_ns)
 	}
 	max = exl3_gate_max(ch, now_ns);
 	if (!max) {
-		move(ch, EXL3_CH_WAITING);
+		wait_in_line(ch);
 		return false;
 	}
 	n = exl3_sq_take(&ch->ring, sqes, max);
@@ -193,7 +204,7 @@ static bool channel_turn(struct exl3_channel *ch, uint64_t now_ns)
 	/* One that has to wait is alone, see exl3_gate_max(). */
 	for (int i = 0; i < n; i++) {
 		if (!exl3_gate_entry(ch, &sqes[i]))
-			move(ch, EXL3_CH_WAITING);
+			wait_in_line(ch);
 	}
 	return n > 0;
 }
@@ -270,8 +281,10 @@ static void leave_tenant(struct exl3_channel *ch)
 {
 	if (!ch->tenant)
 		return;
-	exl3_tenant_uncharge(ch->tenant, ch->segment->bytes);
+	exl3_tenant_uncharge(ch->tenant, EXL3_BYTES_RING, ch->segment->bytes);
+	ch->tenant->credits -= ch->ring.cq_mask + 1;
 	ch->tenant->rows -= ch->rows;
+	ch->tenant->requests -= ch->requests;
 	ch->tenant->channels--;
 	ch->tenant = exl3_tenant_put(ch->tenant);
 }
@@ -282,12 +295,13 @@ static int join_tenant(struct exl3_channel *ch, struct exl3_tenant *t, struct ex
 
 	if (rc < 0)
 		return rc;
-	rc = exl3_tenant_charge(t, ch->segment->bytes, "channel", err);
+	rc = exl3_tenant_charge(t, EXL3_BYTES_RING, ch->segment->bytes, err);
 	if (rc < 0) {
 		t->channels--;
 		return rc;
 	}
 	ch->tenant = exl3_tenant_get(t);
+	t->credits += ch->ring.cq_mask + 1;
 	exl3_channel_account(ch);
 	return 0;
 }
@@ -301,7 +315,10 @@ void exl3_channel_set_tenant(struct exl3_channel *ch, struct exl3_tenant *t)
 	ch->tenant = exl3_tenant_get(t);
 	t->channels++;
 	t->bytes += ch->segment->bytes;
+	t->by_kind[EXL3_BYTES_RING] += ch->segment->bytes;
+	t->credits += ch->ring.cq_mask + 1;
 	t->rows += ch->rows;
+	t->requests += ch->requests;
 }
 
 static int channel_init(struct exl3_channel *ch, const struct exl3_channel_options *opt,

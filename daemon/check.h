@@ -20,7 +20,8 @@ struct exl3_buffer {
 	uint32_t refs; /* its owner, and one per pinned operand */
 	void *owner;   /* for whoever frees it */
 	struct exl3_tenant *tenant; /* counted; whose bytes these are, NULL: nobody's */
-	uint64_t charged;           /* to it */
+	uint64_t charged;           /* to it, as: */
+	uint8_t kind;               /* enum exl3_metric_kind */
 	struct exl3_arena *arena;
 	bool device; /* in the memory of its maker */
 	const struct exl3_device *maker; /* of the arena */

@@ -82,6 +82,8 @@ struct exl3_config {
 	uint64_t threads;
 	uint64_t spin_us, chunk_us, ready_spin_us, ready_timeout_s;
 	uint64_t memory_max, gpu_memory_max, arena_max, workspace;
+	char *metrics_socket; /* NULL: beside socket */
+	uint64_t metrics_port;
 	uint64_t channels_max, clients_max, clients_per_user;
 	uint64_t queue_depth, merge_max;
 	uint64_t drain_timeout_s, restart_limit, restart_window_s;

@@ -139,6 +139,7 @@ static const struct verb {
 	[EXL3__REQUEST__BODY_STATUS] = {"status", exl3_verb_status, 0},
 	[EXL3__REQUEST__BODY_LIST_EVENTS] = {"list events", exl3_verb_list_events, 0},
 	[EXL3__REQUEST__BODY_PS] = {"ps", exl3_verb_ps, 0},
+	[EXL3__REQUEST__BODY_LIST_TENANTS] = {"list tenants", exl3_verb_list_tenants, 0},
 	[EXL3__REQUEST__BODY_LIST_KERNELS] = {"list kernels", exl3_verb_list_kernels, 0},
 };
 

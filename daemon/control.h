@@ -100,6 +100,8 @@ int exl3_verb_status(struct exl3_call *c);
 int exl3_verb_ps(struct exl3_call *c);
 int exl3_verb_list_events(struct exl3_call *c); /* control_events.c */
 int exl3_verb_list_kernels(struct exl3_call *c);
+/* control_tenant.c */
+int exl3_verb_list_tenants(struct exl3_call *c);
 
 /* Fills in what is known about a model; at most @skipped_max of what was left out. */
 int exl3_model_message(const struct exl3_registered *reg, uint32_t skipped_max, Exl3__Model **ret);

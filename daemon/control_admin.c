@@ -252,6 +252,7 @@ int exl3_verb_ps(struct exl3_call *c)
 		p->uid = peer->id.uid;
 		p->gid = peer->id.gid;
 		p->name = peer->name;
+		p->tenant = peer->tenant->conf.name;
 		p->channels = peer->nr_channels;
 		p->modules = peer->nr_open[EXL3_HANDLE_MODULE];
 		p->devices = devices_of(c->w, peer);

@@ -251,7 +251,9 @@ int exl3_arena_job_new(struct exl3_call *c, enum exl3_arena_how how, uint64_t by
 		free(a);
 		return exl3_errf(&c->err, -ENOMEM, "arena: out of memory");
 	}
-	if (exl3_buffer_charge(a->buf, peer->tenant, bytes, "arena", &c->err) < 0) {
+	if (exl3_buffer_charge(a->buf, peer->tenant,
+			       how == EXL3_ARENA_IMPORT ? EXL3_BYTES_IMPORT : EXL3_BYTES_ARENA,
+			       bytes, &c->err) < 0) {
 		free(a->buf->owner);
 		free(a->buf);
 		free(a);

@@ -68,6 +68,10 @@ int exl3_model_message(const struct exl3_registered *reg, uint32_t skipped_max, 
 	m->state = wire_state(reg);
 	m->device = (char *)(uintptr_t)reg->device->name;
 	m->clients = reg->opened;
+	if (reg->metrics) {
+		m->requests = reg->metrics->requests;
+		m->rows = reg->metrics->rows;
+	}
 	*ret = m;
 	if (!model)
 		return 0; /* its memory is being freed at this moment */

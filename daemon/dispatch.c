@@ -14,8 +14,8 @@
 
 /* ---- completions ---- */
 
-static void post(struct exl3_channel *ch, uint64_t user_data, int result, uint64_t detail,
-		 uint64_t exec_ns)
+static void post(struct exl3_channel *ch, uint8_t op, uint64_t user_data, int result,
+		 uint64_t detail, uint64_t exec_ns)
 {
 	const struct exl3_cqe cqe = {
 		.user_data = user_data, .result = result, .detail = detail, .exec_ns = exec_ns};
@@ -27,6 +27,7 @@ static void post(struct exl3_channel *ch, uint64_t user_data, int result, uint64
 		ch->counters->requests++;
 		ch->counters->errors += result < 0;
 	}
+	exl3_account_answer(ch, op, result);
 	if (ch->closed || ch->failed)
 		return; /* nobody reads it, and a broken ring is not written any more */
 	exl3_cq_post(&ch->ring, &cqe);
@@ -142,15 +143,18 @@ static void finish(struct exl3_request *req, int result, uint64_t detail, uint64
 	if (ch->tenant) {
 		ch->tenant->rows -= req->c.rows.m;
 		ch->rows -= req->c.rows.m;
+		ch->tenant->requests--;
+		ch->requests--;
 	}
 	if (result == 0) {
+		exl3_account_success(req);
 		ch->d->counters.rows += req->c.rows.m;
 		if (ch->counters)
 			ch->counters->rows += req->c.rows.m;
 	}
 	if (req->stream)
 		exl3_words_end(ch, req->seq, result);
-	post(ch, req->user_data, result, detail, exec_ns);
+	post(ch, req->c.op, req->user_data, result, detail, exec_ns);
 	exl3_dispatch_release(ch);
 }
 
@@ -202,7 +206,7 @@ void exl3_dispatch_refuse(struct exl3_channel *ch, const struct exl3_sqe *sqe, i
 	/* Whatever is wrong with it: a stream may wait for it. */
 	if (sqe->flags & EXL3_STREAM && ch->words)
 		exl3_words_end(ch, sqe->stream_seq, code);
-	post(ch, sqe->user_data, code, detail, 0);
+	post(ch, sqe->op, sqe->user_data, code, detail, 0);
 }
 
 void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
@@ -224,12 +228,12 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	if (sqe->op == EXL3_OP_CANCEL) {
 		/* Takes no turn: behind what it cancels it would be of no use. */
 		rc = cancel(ch, sqe->u.cancel.user_data);
-		post(ch, sqe->user_data, rc, EXL3_DETAIL_NONE, 0);
+		post(ch, sqe->op, sqe->user_data, rc, EXL3_DETAIL_NONE, 0);
 		return;
 	}
 	stream = sqe->flags & EXL3_STREAM;
 	if (sqe->op == EXL3_OP_NOP && !stream && !ch->flow.queued && !ch->flow.running && !ch->held.queued) {
-		post(ch, sqe->user_data, 0, EXL3_DETAIL_NONE, 0);
+		post(ch, sqe->op, sqe->user_data, 0, EXL3_DETAIL_NONE, 0);
 		return;
 	}
 	ch->free = req->next;
@@ -243,6 +247,7 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	req->stream = stream;
 	req->seq = sqe->stream_seq;
 	exl3_merge_enter(req);
+	req->accepted_ns = d->turn_ns;
 	req->first = 0;
 	req->skipped = req->exec_ns = 0;
 	req->cancelled = false;
@@ -250,6 +255,8 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	if (ch->tenant) {
 		ch->tenant->rows += req->c.rows.m;
 		ch->rows += req->c.rows.m;
+		ch->tenant->requests++;
+		ch->requests++;
 	}
 	pin(req);
 	name_add(ch, req);
@@ -331,8 +338,7 @@ static void learn(struct exl3_lane *lane, const struct exl3_launch *l, uint64_t 
 {
 	uint32_t rows = 0;
 
-	lane->d->counters.launches++;
-	lane->d->counters.launch_ns += exec_ns;
+	exl3_account_ended(lane->d, l, exec_ns);
 	if (l->work.op == EXL3_OP_NOP)
 		return;
 	for (uint32_t i = 0; i < l->nr; i++)
@@ -373,19 +379,6 @@ static void complete(struct exl3_lane *lane, struct exl3_launch *l, int result, 
 	lane->free = l;
 }
 
-/* The same channels in the same order whenever they are together: a backend may know their rows again. */
-static void in_order(struct exl3_launch *l)
-{
-	for (uint32_t i = 1; i < l->nr; i++) {
-		struct exl3_sched_item *item = l->items[i];
-		uint32_t k = i;
-
-		for (; k > 0 && (uintptr_t)l->items[k - 1]->flow > (uintptr_t)item->flow; k--)
-			l->items[k] = l->items[k - 1];
-		l->items[k] = item;
-	}
-}
-
 /* 0, or -EAGAIN: the device's queue is full and the launch is undone. */
 static int launch(struct exl3_lane *lane, struct exl3_sched_item *const *items, uint32_t nr)
 {
@@ -396,7 +389,6 @@ static int launch(struct exl3_lane *lane, struct exl3_sched_item *const *items, 
 	lane->free = l->next;
 	l->nr = nr;
 	memcpy(l->items, items, nr * sizeof(items[0]));
-	in_order(l);
 	build(l);
 	rc = exl3_fault("dispatch.submit") ? -EIO : lane->ops->submit(lane->dev, &l->work);
 	if (rc == -EAGAIN) {
@@ -407,6 +399,7 @@ static int launch(struct exl3_lane *lane, struct exl3_sched_item *const *items, 
 		return rc;
 	}
 	exl3_lane_launched(lane, l);
+	exl3_account_launched(l, lane->d->turn_ns);
 	if (rc < 0)
 		complete(lane, l, rc, 0);
 	return 0;
@@ -451,6 +444,8 @@ static void device_failed(struct exl3_lane *lane, int code)
 	if (lane->lost)
 		return;
 	lane->lost = true;
+	if (lane->d->metrics)
+		exl3_metric_add(&lane->d->metrics->device_faults, 1);
 	errno = -code;
 	exl3_errf(&lane->d->lost, code, "device %u is lost (%m)", (unsigned)(lane - lane->d->lanes));
 	exl3_err("%s: running requests fail, new ones are refused", lane->d->lost.text);
@@ -461,11 +456,6 @@ static void device_failed(struct exl3_lane *lane, int code)
 			complete(lane, &lane->launches[i], -EIO, 0);
 	}
 	fail_queued(lane); /* what was held back until then */
-}
-
-void exl3_dispatch_fail(struct exl3_dispatch *d, uint32_t device)
-{
-	device_failed(&d->lanes[device], -EIO);
 }
 
 static bool poll_device(struct exl3_lane *lane)
@@ -591,6 +581,7 @@ int exl3_dispatch_new(const struct exl3_dispatch_options *opt, struct exl3_dispa
 	d->deterministic = opt->deterministic;
 	d->buffer_free = opt->buffer_free;
 	d->arg = opt->arg;
+	d->metrics = opt->metrics;
 	if (getrandom(d->hash_key, sizeof(d->hash_key), GRND_NONBLOCK) < 0)
 		d->hash_key[0] = exl3_now_ns();
 	d->hash_key[1] |= 1u | 1ull << 63;

@@ -29,6 +29,7 @@
 struct exl3_dispatch;
 struct exl3_channel;
 struct exl3_tenant;
+struct exl3_metrics;
 
 /* Counted per client and for the worker. */
 struct exl3_counters {
@@ -46,6 +47,7 @@ struct exl3_dispatch_options {
 	uint64_t slack_ns; /* see exl3_dispatch_set_slack() */
 	bool deterministic;
 	bool trains; /* with merge_max above 1: bring decoders into step */
+	struct exl3_metrics *metrics; /* borrowed; NULL: nothing is counted there */
 };
 
 int exl3_dispatch_new(const struct exl3_dispatch_options *opt, struct exl3_dispatch **ret,
@@ -78,9 +80,6 @@ bool exl3_dispatch_busy(const struct exl3_dispatch *d);
  * stays unanswered, the device may still write to it)? Only another process can go on. @why: NULL, or it is
  * set to a sentence. */
 bool exl3_dispatch_lost(const struct exl3_dispatch *d, const char **why);
-
-/* Somebody else has found out that a device is lost. */
-void exl3_dispatch_fail(struct exl3_dispatch *d, uint32_t device);
 
 /* One turn: rings, launches, completions. True: something was done. */
 bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns);

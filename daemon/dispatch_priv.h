@@ -23,6 +23,7 @@ struct exl3_request {
 	uint64_t user_data;
 	/* Its slices: rows that have run, and the sums of those that have ended. */
 	uint32_t first;
+	uint64_t accepted_ns;
 	bool cancelled; /* while a slice runs: no other one follows */
 	bool stream;    /* a stream call, of number seq */
 	uint32_t seq;
@@ -91,7 +92,7 @@ struct exl3_channel {
 	uint64_t gap_ns;                /* running mean of the time from there to the next work */
 	struct exl3_counters *counters; /* NULL once closed */
 	struct exl3_tenant *tenant;     /* counted; NULL: no limits */
-	uint64_t rows;                  /* that count against it: accepted, not complete */
+	uint64_t rows, requests;        /* that count against it: accepted, not complete */
 	struct exl3_sqe stash;          /* taken, waits for rows of its tenant to end */
 	bool stashed;
 	struct exl3_check_env env;
@@ -154,6 +155,7 @@ struct exl3_dispatch {
 	uint64_t hash_key[2]; /* the clients do not know it */
 	bool deterministic, draining, trains;
 	struct exl3_counters counters;
+	struct exl3_metrics *metrics; /* borrowed; NULL: none */
 	void (*buffer_free)(void *arg, struct exl3_buffer *buf);
 	void *arg;
 };
@@ -167,6 +169,12 @@ void exl3_channels_on_muted(void *arg);
 void exl3_channel_poll(struct exl3_channel *ch); /* it is looked at in the next turn */
 /* Its requests are its tenant's, at the scheduler of its lane. */
 void exl3_channel_account(struct exl3_channel *ch);
+
+/* account.c */
+void exl3_account_answer(const struct exl3_channel *ch, uint8_t op, int result);
+void exl3_account_success(const struct exl3_request *req);
+void exl3_account_launched(const struct exl3_launch *l, uint64_t now_ns);
+void exl3_account_ended(struct exl3_dispatch *d, const struct exl3_launch *l, uint64_t exec_ns);
 
 /* gate.c */
 /* Entries that may be taken from its ring now. */

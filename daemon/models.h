@@ -36,6 +36,7 @@ struct exl3_registered {
 	uint32_t opened;              /* model handles of clients */
 	uint64_t inflight;            /* requests accepted and not done */
 	uint64_t start_ns, shown_ns, shown_bytes; /* of the load, for the progress line */
+	struct exl3_metrics_model *metrics;       /* borrowed; NULL: not counted */
 	bool at_start;                            /* named by the configuration */
 	bool job_busy;
 	bool asked;                /* LOADING: waits for exl3_models_answer() */

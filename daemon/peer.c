@@ -276,15 +276,16 @@ struct exl3_buffer *exl3_buffer_new(void)
 	return buf;
 }
 
-int exl3_buffer_charge(struct exl3_buffer *buf, struct exl3_tenant *tenant, uint64_t bytes,
-		       const char *what, struct exl3_error *err)
+int exl3_buffer_charge(struct exl3_buffer *buf, struct exl3_tenant *tenant,
+		       enum exl3_metric_kind kind, uint64_t bytes, struct exl3_error *err)
 {
-	int rc = exl3_tenant_charge(tenant, bytes, what, err);
+	int rc = exl3_tenant_charge(tenant, kind, bytes, err);
 
 	if (rc < 0)
 		return rc;
 	buf->tenant = exl3_tenant_get(tenant);
 	buf->charged = bytes;
+	buf->kind = (uint8_t)kind;
 	return 0;
 }
 
@@ -292,7 +293,9 @@ void exl3_buffer_recharge(struct exl3_buffer *buf, uint64_t bytes)
 {
 	if (!buf->tenant)
 		return;
+	/* It is there already, whatever the limit. */
 	buf->tenant->bytes += bytes - buf->charged;
+	buf->tenant->by_kind[buf->kind] += bytes - buf->charged;
 	buf->charged = bytes;
 }
 
@@ -300,7 +303,7 @@ void exl3_buffer_uncharge(struct exl3_buffer *buf)
 {
 	if (!buf->tenant)
 		return;
-	exl3_tenant_uncharge(buf->tenant, buf->charged);
+	exl3_tenant_uncharge(buf->tenant, buf->kind, buf->charged);
 	buf->tenant = exl3_tenant_put(buf->tenant);
 	buf->charged = 0;
 }
@@ -313,8 +316,7 @@ static void move_buffer(struct exl3_buffer *buf, struct exl3_tenant *to)
 		return;
 	exl3_buffer_uncharge(buf);
 	buf->tenant = exl3_tenant_get(to);
-	buf->charged = charged;
-	to->bytes += charged; /* it is held already, whatever the limit */
+	exl3_buffer_recharge(buf, charged);
 }
 
 int exl3_peer_drop_buffer(struct exl3_peer *peer, uint32_t id)

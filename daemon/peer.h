@@ -109,10 +109,9 @@ struct exl3_buffer *exl3_peer_buffer(void *peer, uint32_t id);  /* NULL: no such
 int exl3_peer_drop_buffer(struct exl3_peer *peer, uint32_t id); /* -ENOENT */
 /* One reference, no memory yet; to be freed by exl3_buffer_free() once it has an arena. */
 struct exl3_buffer *exl3_buffer_new(void);
-/* Before it has memory: its bytes count against the tenant until it is freed. -EDQUOT names the limit.
- * @what: "arena", ... */
-int exl3_buffer_charge(struct exl3_buffer *buf, struct exl3_tenant *tenant, uint64_t bytes,
-		       const char *what, struct exl3_error *err);
+/* Before it has memory: its bytes count against the tenant until it is freed. -EDQUOT names the limit. */
+int exl3_buffer_charge(struct exl3_buffer *buf, struct exl3_tenant *tenant,
+		       enum exl3_metric_kind kind, uint64_t bytes, struct exl3_error *err);
 /* It has turned out to be that large. */
 void exl3_buffer_recharge(struct exl3_buffer *buf, uint64_t bytes);
 void exl3_buffer_uncharge(struct exl3_buffer *buf);

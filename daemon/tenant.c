@@ -78,6 +78,8 @@ static void tenant_free(struct exl3_policy *p, struct exl3_tenant *t)
 		*at = t->next;
 	p->nr--;
 	p->slots &= ~(1ull << t->slot);
+	if (t->metrics)
+		exl3_metric_label_drop(&t->metrics->label);
 	exl3_config_tenant_fini(&t->conf);
 	free(t);
 }
@@ -149,6 +151,11 @@ static void commit(struct exl3_policy *p, struct staged *staged, size_t nr)
 			p->slots |= 1ull << t->slot;
 			p->nr++;
 			t->policy = p;
+			if (p->metrics) {
+				t->metrics = &p->metrics->tenant[t->slot];
+				exl3_metric_label_set(&t->metrics->label, sizeof(*t->metrics),
+						      staged[i].conf.name);
+			}
 		} else {
 			struct exl3_tenant **at = &old;
 
@@ -282,25 +289,47 @@ int exl3_tenant_add_channel(struct exl3_tenant *t, struct exl3_error *err)
 	return 0;
 }
 
-int exl3_tenant_charge(struct exl3_tenant *t, uint64_t bytes, const char *what,
+int exl3_tenant_charge(struct exl3_tenant *t, enum exl3_metric_kind kind, uint64_t bytes,
 		       struct exl3_error *err)
 {
+	static const char *const what[EXL3_BYTES_NR] = {"arena", "import", "channel"};
 	uint64_t max = t->conf.bytes;
 
 	if (max && (t->bytes > max || bytes > max - t->bytes))
 		return exl3_errf(err, -EDQUOT,
 				 "%s of %llu bytes refused: tenant %s may register %llu bytes (bytes), "
 				 "holds %llu",
-				 what, (unsigned long long)bytes, t->conf.name,
+				 what[kind], (unsigned long long)bytes, t->conf.name,
 				 (unsigned long long)max, (unsigned long long)t->bytes);
 	t->bytes += bytes;
+	t->by_kind[kind] += bytes;
 	return 0;
 }
 
-void exl3_tenant_uncharge(struct exl3_tenant *t, uint64_t bytes)
+void exl3_tenant_uncharge(struct exl3_tenant *t, enum exl3_metric_kind kind, uint64_t bytes)
 {
-	assert(bytes <= t->bytes);
+	assert(bytes <= t->by_kind[kind]);
 	t->bytes -= bytes;
+	t->by_kind[kind] -= bytes;
+}
+
+/* Requests of them that were taken and not answered are those that were accepted and not answered: others are
+ * answered at once. */
+void exl3_policy_publish(const struct exl3_policy *p)
+{
+	for (const struct exl3_tenant *t = p->list; t; t = t->next) {
+		struct exl3_metrics_tenant *m = t->metrics;
+
+		if (!m)
+			continue;
+		exl3_metric_set(&m->clients, t->clients);
+		exl3_metric_set(&m->channels, t->channels);
+		exl3_metric_set(&m->rows_now, t->rows);
+		exl3_metric_set(&m->credits, t->credits);
+		exl3_metric_set(&m->credits_used, t->requests);
+		for (unsigned k = 0; k < EXL3_BYTES_NR; k++)
+			exl3_metric_set(&m->bytes[k], t->by_kind[k]);
+	}
 }
 
 int exl3_tenant_check_model(const struct exl3_tenant *t, const char *model, struct exl3_error *err)

@@ -19,6 +19,7 @@
 #include "daemon/config.h"
 #include "daemon/devices.h"
 #include "daemon/identity.h"
+#include "daemon/metrics.h"
 #include "daemon/sched.h"
 #include "shm/util.h"
 
@@ -49,14 +50,17 @@ struct exl3_tenant {
 	struct exl3_config_tenant conf; /* owned copy */
 	struct exl3_sched_tenant sched[EXL3_DEVICES_MAX]; /* its account with each device's scheduler */
 	struct exl3_tokens tokens;
-	uint32_t slot; /* in the metrics, unique among those that are not freed */
+	uint32_t slot; /* unique among those that are not freed */
+	struct exl3_metrics_tenant *metrics; /* borrowed; NULL: not counted */
 	bool retired;
 
 	/* Held now. */
 	uint32_t refs; /* clients, channels, memory: anything that points here */
 	uint32_t clients, channels;
-	uint64_t rows;  /* of requests accepted and not complete */
+	uint64_t rows, requests; /* accepted and not complete */
 	uint64_t bytes; /* registered: arenas, imports, rings */
+	uint64_t by_kind[EXL3_BYTES_NR];
+	uint64_t credits;               /* of its channels */
 
 	/* For gate.c: channels that wait for tokens or for rows to end; the next tenant with some. */
 	struct exl3_channel *waiting, *waiting_tail;
@@ -68,6 +72,7 @@ struct exl3_policy {
 	struct exl3_tenant *fallback; /* the default one, in the list too */
 	uint32_t nr, nr_configured;
 	uint64_t slots; /* bit: slot in use */
+	struct exl3_metrics *metrics; /* borrowed; NULL: none */
 };
 
 /**
@@ -91,12 +96,14 @@ struct exl3_tenant *exl3_tenant_get(struct exl3_tenant *t);
 struct exl3_tenant *exl3_tenant_put(struct exl3_tenant *t);
 
 /* What a new client, channel or registration takes; 0, or -EDQUOT with the limit, what is held and, for
- * bytes, what was asked for. @what: "arena", "channel", ... The caller keeps a reference as long. */
+ * bytes, what was asked for. The caller keeps a reference as long. */
 int exl3_tenant_add_client(struct exl3_tenant *t, struct exl3_error *err);
 int exl3_tenant_add_channel(struct exl3_tenant *t, struct exl3_error *err);
-int exl3_tenant_charge(struct exl3_tenant *t, uint64_t bytes, const char *what,
+int exl3_tenant_charge(struct exl3_tenant *t, enum exl3_metric_kind kind, uint64_t bytes,
 		       struct exl3_error *err);
-void exl3_tenant_uncharge(struct exl3_tenant *t, uint64_t bytes);
+void exl3_tenant_uncharge(struct exl3_tenant *t, enum exl3_metric_kind kind, uint64_t bytes);
+/* What they hold now, for readers of the metrics. */
+void exl3_policy_publish(const struct exl3_policy *p);
 /* -EPERM for a model that it may not use. */
 int exl3_tenant_check_model(const struct exl3_tenant *t, const char *model, struct exl3_error *err);
 

@@ -157,6 +157,7 @@ static void on_model(void *arg, struct exl3_registered *reg, enum exl3_models_ev
 {
 	struct exl3_worker *w = arg;
 
+	exl3_worker_metrics_model(w, reg, event);
 	tell_way(w, reg, event);
 	if (event == EXL3_MODELS_REFUSED)
 		return;
@@ -553,13 +554,6 @@ static int start_loads(struct exl3_worker *w, struct exl3_error *err)
 	return 0;
 }
 
-static void on_device_lost(void *arg, uint32_t device)
-{
-	struct exl3_worker *w = arg;
-
-	exl3_dispatch_fail(w->dispatch, device);
-}
-
 /* Devices are open, or could not be opened: is it as the supervisor wants it? */
 static int check_mps(struct exl3_worker *w, int rc, struct exl3_error *err)
 {
@@ -610,6 +604,7 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 		.chunk_ns = w->cfg->chunk_us * 1000,
 		.slack_ns = w->cfg->launch_timeout_s * 1000000000u,
 		.deterministic = w->cfg->deterministic,
+		.metrics = &w->metrics,
 	};
 	rc = exl3_dispatch_new(&opt, &w->dispatch, err);
 	for (uint32_t i = 0; i < w->devices.nr && rc == 0; i++) {
@@ -621,6 +616,7 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 	}
 	if (rc < 0)
 		return rc;
+	exl3_worker_metrics_start(w);
 	rc = exl3_policy_apply(&w->policy, w->cfg, err);
 	if (rc < 0)
 		return rc;
@@ -642,14 +638,6 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 	    exl3_watch_add(w->loop, w->signal_fd, POLLIN, EXL3_WATCH_LEVEL, on_signal, w,
 			   &w->signal_watch) < 0)
 		return exl3_errf(err, -ENOMEM, "worker: out of memory");
-	if (w->mps_pipe[0]) {
-		w->health.loop = w->loop;
-		w->health.jobs = w->memory;
-		w->health.devices = &w->devices;
-		w->health.lost = on_device_lost;
-		w->health.arg = w;
-		exl3_health_start(&w->health);
-	}
 	exl3_worker_tell(w, EXL3_SUP_OPEN, NULL);
 	return start_loads(w, err);
 }
@@ -672,8 +660,10 @@ static void serve(struct exl3_worker *w)
 			exl3_worker_tell(w, EXL3_SUP_REASON, why);
 			_exit(1);
 		}
-		if (any)
+		if (any) {
+			exl3_worker_metrics_publish(w);
 			continue;
+		}
 		if (w->leaving && !w->nr_peers)
 			on_leave(w);
 		if (w->draining && !exl3_dispatch_busy(w->dispatch))
@@ -689,6 +679,7 @@ static void serve(struct exl3_worker *w)
 
 static void worker_fini(struct exl3_worker *w)
 {
+	w->http = exl3_metrics_http_free(w->http);
 	while (w->peers)
 		exl3_peer_free(w->peers);
 	/* What is on the device reads and writes arenas and weights: they go after it. */
@@ -697,7 +688,6 @@ static void worker_fini(struct exl3_worker *w)
 		if (!exl3_dispatch_turn(w->dispatch, exl3_now_ns()))
 			poll(NULL, 0, 1);
 	}
-	exl3_health_stop(&w->health);
 	if (w->loads)
 		exl3_models_unload_all(&w->models);
 	w->models.event = NULL;

@@ -7,9 +7,9 @@
 #include "daemon/devices.h"
 #include "daemon/dispatch.h"
 #include "daemon/events.h"
-#include "daemon/health.h"
 #include "daemon/jobs.h"
 #include "daemon/loop.h"
+#include "daemon/metrics_http.h"
 #include "daemon/models.h"
 #include "daemon/mps.h"
 #include "daemon/tenant.h"
@@ -29,12 +29,13 @@ struct exl3_worker {
 	struct exl3_dispatch *dispatch;
 
 	struct exl3_policy policy;
+	struct exl3_metrics metrics; /* written by the loop, read by the thread of: */
+	struct exl3_metrics_http *http; /* NULL: nobody can ask */
 	struct exl3_peer *peers; /* list */
 	uint32_t nr_peers, nr_refused; /* clients; those among them that are only told why not */
 	int control_fd, signal_fd;
 	struct exl3_watch *control_watch, *signal_watch;
 	struct exl3_timer beat, drain_timer, leave_timer;
-	struct exl3_health health; /* in an MPS server only */
 
 	char backends[4][384]; /* those compiled in, each with what it found at start */
 	uint32_t nr_backends;
@@ -54,6 +55,13 @@ struct exl3_worker {
 
 /* Serves until it is told to stop; exit status of the process. */
 int exl3_worker_main(struct exl3_config *cfg);
+
+/* worker_metrics.c: the thread that answers, before the first client; what the loop knows, after each turn in
+ * which something happened; a model comes or goes. */
+void exl3_worker_metrics_start(struct exl3_worker *w);
+void exl3_worker_metrics_publish(struct exl3_worker *w);
+void exl3_worker_metrics_model(struct exl3_worker *w, struct exl3_registered *reg,
+			       enum exl3_models_event event);
 
 /* For control: */
 void exl3_worker_drain(struct exl3_worker *w, const char *why);

@@ -191,14 +191,14 @@ static void limits(void **state)
 	(void)state;
 	apply(&p, "[tenant batch]\nusers = 5\nbytes = 2G\nclients = 2\nchannels = 1\nmodels = a b-*\n", 0);
 	t = match(&p, 5, 5, 0, NULL);
-	test_code(exl3_tenant_charge(t, 1ull << 30, "arena", &err), 0, &err);
-	test_code(exl3_tenant_charge(t, 3ull << 30, "arena", &err), -EDQUOT, &err);
+	test_code(exl3_tenant_charge(t, EXL3_BYTES_ARENA, 1ull << 30, &err), 0, &err);
+	test_code(exl3_tenant_charge(t, EXL3_BYTES_ARENA, 3ull << 30, &err), -EDQUOT, &err);
 	assert_string_equal(err.text, "arena of 3221225472 bytes refused: tenant batch may register "
 				      "2147483648 bytes (bytes), holds 1073741824");
-	test_code(exl3_tenant_charge(t, UINT64_MAX, "arena", &err), -EDQUOT, &err);
-	test_code(exl3_tenant_charge(t, 1ull << 30, "arena", &err), 0, &err);
-	test_code(exl3_tenant_charge(t, 1, "channel", &err), -EDQUOT, &err);
-	exl3_tenant_uncharge(t, 1ull << 31);
+	test_code(exl3_tenant_charge(t, EXL3_BYTES_IMPORT, UINT64_MAX, &err), -EDQUOT, &err);
+	test_code(exl3_tenant_charge(t, EXL3_BYTES_ARENA, 1ull << 30, &err), 0, &err);
+	test_code(exl3_tenant_charge(t, EXL3_BYTES_RING, 1, &err), -EDQUOT, &err);
+	exl3_tenant_uncharge(t, EXL3_BYTES_ARENA, 1ull << 31);
 	for (int i = 0; i < 2; i++)
 		test_code(exl3_tenant_add_client(t, &err), 0, &err);
 	test_code(exl3_tenant_add_client(t, &err), -EDQUOT, &err);
@@ -230,15 +230,15 @@ static void a_policy_that_changes(void **state)
 	assert_false(exl3_tenant_cuda_ipc(a)); /* several tenants */
 	assert_int_equal(p.nr, 3);
 	assert_true(a->slot != b->slot && a->slot != p.fallback->slot);
-	test_code(exl3_tenant_charge(a, 80, "arena", &err), 0, &err);
+	test_code(exl3_tenant_charge(a, EXL3_BYTES_ARENA, 80, &err), 0, &err);
 	/* Other order, a lower limit: what is held stays, new things do not fit. */
 	apply(&p, "[tenant b]\nusers = 1\n[tenant a]\nusers = 1\nbytes = 50\nweight = 3\n", 0);
 	assert_ptr_equal(match(&p, 1, 1, 0, NULL), b);
 	assert_int_equal(a->bytes, 80);
 	assert_int_equal(a->sched[0].weight, 3);
-	test_code(exl3_tenant_charge(a, 1, "arena", &err), -EDQUOT, &err);
-	exl3_tenant_uncharge(a, 40);
-	test_code(exl3_tenant_charge(a, 1, "arena", &err), 0, &err);
+	test_code(exl3_tenant_charge(a, EXL3_BYTES_ARENA, 1, &err), -EDQUOT, &err);
+	exl3_tenant_uncharge(a, EXL3_BYTES_ARENA, 40);
+	test_code(exl3_tenant_charge(a, EXL3_BYTES_ARENA, 1, &err), 0, &err);
 	/* a is dropped while it holds something, and comes back. */
 	apply(&p, "[tenant b]\nusers = 2\n", 0);
 	assert_true(a->retired);
@@ -256,7 +256,7 @@ static void a_policy_that_changes(void **state)
 			 i, 100 + i);
 	apply(&p, many, -EDQUOT);
 	assert_ptr_equal(match(&p, 1, 1, 0, NULL), a);
-	exl3_tenant_uncharge(a, 41);
+	exl3_tenant_uncharge(a, EXL3_BYTES_ARENA, 41);
 	exl3_tenant_put(a);
 	apply(&p, many, 0);
 	assert_int_equal(p.nr, 64);
