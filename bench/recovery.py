@@ -144,7 +144,7 @@ def main():
                                                               capture_output=True, text=True).stdout.strip()
     out = args.output or os.path.join(HERE, "results", f"recovery_{args.backend}.csv")
     with open(out, "w") as f:
-        f.write(f"# bench/recovery.py --backend {args.backend} --mib {args.mib} --kills {args.kills}\n"
+        f.write(f"# {' '.join(sys.argv)}\n"
                 f"# commit {commit}, {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC\n"
                 f"# {machine(args)}, Linux {platform.release()}\n"
                 "# seconds from SIGKILL of the worker until the client sees it, until its next correct answer; load: start to ready\n"
