@@ -296,41 +296,19 @@ static void build_rows(struct exl3_launch *l)
 static void build(struct exl3_launch *l)
 {
 	const struct exl3_checked *c = &((struct exl3_request *)l->items[0])->c;
-	const struct exl3_module_desc *desc = c->target.desc;
 	struct exl3_work *work = &l->work;
 
-	memset(work, 0, sizeof(*work));
-	work->op = c->op;
-	work->deterministic = c->deterministic;
-	work->kernel = c->kernel;
+	exl3_work_describe(work, c);
 	work->rows = l->rows;
 	work->nr_rows = l->nr;
 	work->skipped = l->skipped;
 	work->signals = l->signals;
 	work->tag = l;
 	build_rows(l);
-	switch (c->op) {
-	case EXL3_OP_LINEAR:
-		work->u.linear.shards = desc->shards;
-		work->u.linear.nr_shards = desc->nr_shards;
-		break;
-	case EXL3_OP_MOE:
-	case EXL3_OP_MLP:
-		work->u.moe.experts = desc->experts;
-		work->u.moe.nr_experts = desc->nr_experts;
-		work->u.moe.plan = desc->plan;
-		work->u.moe.act = c->act;
-		work->u.moe.limit = c->limit;
-		work->u.moe.routed_scale = c->routed_scale;
-		work->u.moe.routes = c->op == EXL3_OP_MOE ? l->u.routes : NULL;
-		break;
-	case EXL3_OP_NOP:
-		break;
-	default:
+	if (c->op == EXL3_OP_MOE)
+		work->u.moe.routes = l->u.routes;
+	else if (c->op == EXL3_OP_MLA_DECODE)
 		work->u.mla.caches = l->u.caches;
-		work->u.mla.geometry = c->u.mla.geometry;
-		break;
-	}
 }
 
 /* What the device needed is what the next slices of such requests are planned by. */

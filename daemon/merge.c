@@ -4,7 +4,8 @@
  *
  * The key is the module, or for MLA the geometry, which clients register each for themselves: equal ones are found by
  * content in a table of those that queued requests have. The class holds what else a kernel may want to be the
- * same for all rows of a launch, so that nobody's odd types keep another one's request from running.
+ * same for all rows of a launch, so that nobody's odd types keep another one's request from running; for
+ * deterministic requests also what the backend says, so that neighbours change no bit.
  */
 #include "daemon/dispatch_priv.h"
 
@@ -23,6 +24,60 @@ static uint32_t merge_class(const struct exl3_checked *c)
 	return class;
 }
 EXL3_STATIC_ASSERT(EXL3_OP_NR <= 16 && EXL3_TOPK_MAX < 512, "the class has room for them");
+
+void exl3_work_describe(struct exl3_work *work, const struct exl3_checked *c)
+{
+	const struct exl3_module_desc *desc = c->target.desc;
+
+	memset(work, 0, sizeof(*work));
+	work->op = c->op;
+	work->deterministic = c->deterministic;
+	work->kernel = c->kernel;
+	switch (c->op) {
+	case EXL3_OP_LINEAR:
+		work->u.linear.shards = desc->shards;
+		work->u.linear.nr_shards = desc->nr_shards;
+		break;
+	case EXL3_OP_MOE:
+	case EXL3_OP_MLP:
+		work->u.moe.experts = desc->experts;
+		work->u.moe.nr_experts = desc->nr_experts;
+		work->u.moe.plan = desc->plan;
+		work->u.moe.act = c->act;
+		work->u.moe.limit = c->limit;
+		work->u.moe.routed_scale = c->routed_scale;
+		break;
+	case EXL3_OP_NOP:
+		break;
+	default:
+		work->u.mla.geometry = c->u.mla.geometry;
+		break;
+	}
+}
+
+#define DETERMINISTIC (1u << 31) /* never in a launch with others */
+
+/*
+ * Which deterministic requests of the module may meet without a bit of difference; 0: none. Two of the backend's
+ * classes may become one here: it looks again, and runs one after the other what may not meet.
+ */
+static uint32_t deterministic_class(const struct exl3_lane *lane, const struct exl3_checked *c)
+{
+	struct exl3_work work;
+	uint32_t class;
+
+	if (!lane->ops->merge_class)
+		return 0;
+	exl3_work_describe(&work, c);
+	work.rows = &c->rows;
+	work.nr_rows = 1;
+	if (c->op == EXL3_OP_MOE)
+		work.u.moe.routes = &c->u.route;
+	else if (c->op == EXL3_OP_MLA_DECODE)
+		work.u.mla.caches = &c->u.mla.cache;
+	class = lane->ops->merge_class(lane->dev, &work);
+	return class ? DETERMINISTIC | (merge_class(c) ^ class * 0x9e3779b1u) : 0;
+}
 
 /* NULL: the table is full of others, so this one runs alone. */
 static struct exl3_shared_geometry *geometry(struct exl3_lane *lane,
@@ -56,11 +111,15 @@ void exl3_merge_enter(struct exl3_request *req)
 	 * all of their launch. */
 	if (c->rows.m > EXL3_TRAIN_ROWS_MAX)
 		return;
-	/* Deterministic bits may not depend on neighbours; a chosen kernel or other constants are for
-	 * this request alone. */
-	if (c->deterministic || c->kernel || !req->lane || c->op == EXL3_OP_NOP ||
+	/* A chosen kernel or other constants are for this request alone. */
+	if (c->kernel || !req->lane || c->op == EXL3_OP_NOP ||
 	    req->lane->sched.merge_max < 2)
 		return;
+	if (c->deterministic) {
+		req->item.merge_class = deterministic_class(req->lane, c);
+		if (!req->item.merge_class)
+			return;
+	}
 	if (c->op == EXL3_OP_MLA_DECODE) {
 		req->geometry = geometry(req->lane, &c->u.mla.geometry);
 		if (!req->geometry)
@@ -72,7 +131,8 @@ void exl3_merge_enter(struct exl3_request *req)
 					       c->routed_scale == desc->routed_scale)) {
 		req->item.key = desc;
 	}
-	req->item.merge_class = merge_class(c);
+	if (!c->deterministic)
+		req->item.merge_class = merge_class(c);
 }
 
 void exl3_merge_leave(struct exl3_request *req)

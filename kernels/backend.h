@@ -276,6 +276,13 @@ struct exl3_backend_ops {
 
 	/* Table entry for this work, or NULL: no kernel. Pure. */
 	const struct exl3_kernel *(*select)(const struct exl3_dev *dev, const struct exl3_work *work);
+	/*
+	 * Which deterministic works of one module may share a launch: those for which this is the same, and not 0.
+	 * @work: one request's (nr_rows 1). A row's kernel, split and order of summation then follow from its
+	 * own request's row count and the module, and its bits are those of a launch without neighbours.
+	 * A deterministic launch of works that differ in it runs them one after the other. Pure; NULL: none may.
+	 */
+	uint32_t (*merge_class)(const struct exl3_dev *dev, const struct exl3_work *work);
 	/* -EAGAIN: queue full, nothing happened. */
 	int (*submit)(struct exl3_dev *dev, const struct exl3_work *work);
 	/* Finished work, in any order; never blocks. Count, or -EIO: device lost, all work failed. */
@@ -289,7 +296,7 @@ struct exl3_backend_ops {
 };
 
 /* Grows with every change of the structs above: a plugin of another version is not used. */
-#define EXL3_BACKEND_ABI 3u
+#define EXL3_BACKEND_ABI 4u
 
 extern const struct exl3_backend_ops exl3_backend_cpu;
 

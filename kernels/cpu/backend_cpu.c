@@ -447,6 +447,13 @@ static void start(void *arg)
 
 static const struct exl3_executor_ops executor_ops = {.start = start, .begin = begin};
 
+/* Every row is computed by itself: in its own order of k, whatever is beside it. */
+static uint32_t cpu_merge_class(const struct exl3_dev *dev, const struct exl3_work *work)
+{
+	(void)dev;
+	return work->kernel ? 0 : 1;
+}
+
 static int cpu_submit(struct exl3_dev *dev, const struct exl3_work *work)
 {
 	return exl3_executor_submit(dev->executor, work);
@@ -581,6 +588,7 @@ const struct exl3_backend_ops exl3_backend_cpu = {
 	.moe_plan = NULL,
 	.moe_plan_free = NULL,
 	.select = cpu_select,
+	.merge_class = cpu_merge_class,
 	.submit = cpu_submit,
 	.poll = cpu_poll,
 	.event_fd = cpu_event_fd,

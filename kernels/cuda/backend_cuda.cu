@@ -459,6 +459,7 @@ const struct exl3_backend_ops exl3_backend_cuda = {
 	cuda_moe_plan,
 	cuda_moe_plan_free,
 	exl3_cuda_select,
+	exl3_cuda_merge_class,
 	cuda_submit,
 	cuda_poll,
 	cuda_event_fd,

@@ -67,11 +67,19 @@ static const gemv_instance *gemv_find(const struct exl3_matrix *w, uint32_t m, i
 	return best;
 }
 
+/* The rows that choices are made for. */
+static uint32_t gemv_rows(const struct exl3_cuda_linear *a)
+{
+	return a->class_m ? a->class_m : a->m;
+}
+
 static bool gemv_fits(const gemv_instance *i, const struct exl3_cuda_linear *a, gemv_plan *p)
 {
-	p->smem = gemv_shared(i->shape, a->m, p->image_blocks).total;
+	const uint32_t m = gemv_rows(a);
+
+	p->smem = gemv_shared(i->shape, m, p->image_blocks).total;
 	return p->smem <= gemv_smem_max(i, a->device_cc) &&
-	       (size_t)p->blocks * a->m * 512 <= EXL3_CUDA_WS_ZERO;
+	       (size_t)p->blocks * m * 512 <= EXL3_CUDA_WS_ZERO;
 }
 
 /*
@@ -83,12 +91,12 @@ static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matri
 		       uint32_t strips, int variant, enum gemv_mode mode, gemv_plan *ret)
 {
 	const uint32_t kt = w->k / 16, kb = kt / 8, positions = strips * kt;
-	const uint32_t sms = (uint32_t)a->device_sms;
+	const uint32_t sms = (uint32_t)a->device_sms, m = gemv_rows(a);
 
 	if (variant == VARIANT_AUTO)
-		variant = a->m <= 8 && positions / sms <= 110 ? VARIANT_W16 : VARIANT_W12;
+		variant = m <= 8 && positions / sms <= 110 ? VARIANT_W16 : VARIANT_W12;
 	for (int bytes = 1; bytes >= 0; bytes--) {
-		const gemv_instance *i = gemv_find(w, a->m, variant, bytes && mode != MODE_SHARED);
+		const gemv_instance *i = gemv_find(w, m, variant, bytes && mode != MODE_SHARED);
 
 		if (!i)
 			continue;
@@ -116,7 +124,7 @@ static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matri
 		*ret = gemv_plan{i, blocks, span, 0};
 		if (mode != MODE_SHARED &&
 		    (mode == MODE_FUSED || i->form == FORM_BYTES ||
-		     (a->m <= 8 && span * a->m <= 48)) &&
+		     (m <= 8 && span * m <= 48)) &&
 		    gemv_fits(i, a, ret))
 			return 0;
 		if (i->form == FORM_BYTES || mode == MODE_FUSED)
@@ -171,7 +179,7 @@ static bool gemv_supports(const struct exl3_cuda_linear *a, int variant, enum ge
 	gemv_plan plan;
 	uint32_t strips;
 
-	if (a->device_cc < 80 || a->m < 1 || a->m > 32 || a->nr_shards < 1 ||
+	if (a->device_cc < 80 || a->m < 1 || a->m > gemv_rows(a) || gemv_rows(a) > 32 || a->nr_shards < 1 ||
 	    a->nr_shards > EXL3_CUDA_SHARDS_MAX)
 		return false;
 	for (uint32_t s = 0; s < a->nr_shards; s++) {

@@ -45,6 +45,11 @@ struct exl3_cuda_linear {
 	 * y...) in stored sizes, also where the other side comes from the table. */
 	bool x_private, y_private;
 	bool deterministic; /* split and order of summation depend on m and the shapes alone */
+	/*
+	 * 0, or at least m: the few-row kernels take instance, split and order of summation as for so many rows,
+	 * whatever m is, and make no use of what holds for fewer: a row's bits do not depend on m then.
+	 */
+	uint32_t class_m;
 	bool programmatic;  /* sm_90: start before the stream's last kernel has ended, wait inside */
 	uint8_t ablate;     /* bench only: parts of the work that a kernel leaves out, 0 = none */
 	void *ws;           /* device workspace; the first EXL3_CUDA_WS_ZERO bytes are zero before the

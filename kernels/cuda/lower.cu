@@ -127,6 +127,8 @@ bool exl3_cuda_linear_args(const struct exl3_dev *dev, const struct exl3_work *w
 	a->stored = r->stored;
 	a->deterministic = work->deterministic || dev->deterministic;
 	fill_dev(dev, a);
+	if (a->deterministic && !work->kernel)
+		a->class_m = exl3_cuda_linear_class(dev, a, r->m);
 	return true;
 }
 
@@ -141,7 +143,8 @@ static const struct exl3_cuda_linear_kernel *choose_linear(const struct exl3_cud
 
 /*
  * Runs @a with @kernel (NULL: the best one), in chunks of rows if the workspace asks for it. Chunks are
- * multiples of 8 rows and depend on shapes alone, so they do not disturb the deterministic mode.
+ * multiples of 8 rows and depend on shapes alone, so they do not disturb the deterministic mode; with a
+ * class they may be of any size.
  */
 static int run_linear(const struct exl3_cuda_linear *whole, const struct exl3_cuda_linear_kernel *kernel,
 		      cudaStream_t stream)
@@ -158,6 +161,10 @@ static int run_linear(const struct exl3_cuda_linear *whole, const struct exl3_cu
 		a.x = (const char *)a.x + (size_t)done * a.x_stride;
 		a.y = (char *)a.y + (size_t)done * a.y_stride;
 		a.m -= done;
+		if (a.class_m) {
+			kernel = &exl3_cuda_gemv_kernels[0];
+			a.m = a.m < a.class_m ? a.m : a.class_m;
+		}
 		for (;;) {
 			k = kernel ? kernel : choose_linear(&a);
 			if (k && k->supports(&a) && k->ws_bytes(&a) <= a.ws_bytes)
@@ -278,6 +285,7 @@ static int lower_mlp(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 	one.u.linear.nr_shards = 1;
 	if (!exl3_cuda_linear_args(dev, &one, &whole))
 		return -EOPNOTSUPP;
+	whole.class_m = whole.deterministic ? exl3_cuda_mlp_class(dev, slot->work) : 0;
 	if (one.nr_rows > 1) {
 		ret = make_table(dev, slot, &one, &whole);
 		if (ret)
@@ -386,7 +394,7 @@ __global__ static void nop_kernel(void)
 {
 }
 
-int exl3_cuda_lower(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
+static int lower(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 {
 	switch (slot->work->op) {
 	case EXL3_OP_NOP:
@@ -403,4 +411,35 @@ int exl3_cuda_lower(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 	default:
 		return -EOPNOTSUPP;
 	}
+}
+
+/* Deterministic entries that may not meet: one after the other, each as if it were alone. */
+static int lower_singly(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
+{
+	const struct exl3_work *work = slot->work;
+	struct exl3_cuda_slot one = *slot;
+	struct exl3_work part = *work;
+	int ret = 0;
+
+	one.work = &part;
+	part.nr_rows = 1;
+	for (uint32_t i = 0; i < work->nr_rows && !ret; i++) {
+		part.rows = &work->rows[i];
+		if (work->op == EXL3_OP_MOE)
+			part.u.moe.routes = &work->u.moe.routes[i];
+		else if (work->op == EXL3_OP_MLA_DECODE)
+			part.u.mla.caches = &work->u.mla.caches[i];
+		one.skipped_dev = slot->skipped_dev + i;
+		ret = lower(dev, &one);
+	}
+	return ret;
+}
+
+int exl3_cuda_lower(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
+{
+	const struct exl3_work *work = slot->work;
+
+	if (work->nr_rows > 1 && (work->deterministic || dev->deterministic) && !exl3_cuda_one_class(dev, work))
+		return lower_singly(dev, slot);
+	return lower(dev, slot);
 }

@@ -66,6 +66,27 @@ bool exl3_cuda_supports_mla(const struct exl3_dev *dev, const struct exl3_work *
 	return mla_args(dev, work, NULL, entries, &a) && exl3_cuda_mla_select(&a);
 }
 
+/* Each entry's variant and split are those of a launch without the others. */
+bool exl3_cuda_mla_as_alone(const struct exl3_dev *dev, const struct exl3_work *work)
+{
+	struct exl3_cuda_mla_entry entries[EXL3_CUDA_MLA_ENTRIES_MAX];
+	const struct exl3_cuda_mla_kernel *together, *alone;
+	struct exl3_work one = *work;
+	struct exl3_cuda_mla a;
+
+	for (uint32_t i = 1; i < work->nr_rows; i++)
+		if (work->rows[i].m != work->rows[0].m)
+			return false;
+	if (!mla_args(dev, work, NULL, entries, &a))
+		return false;
+	together = exl3_cuda_mla_select(&a);
+	if (!together || together->ws_bytes(&a) > a.ws_bytes)
+		return false;
+	one.nr_rows = 1;
+	alone = mla_args(dev, &one, NULL, entries, &a) ? exl3_cuda_mla_select(&a) : NULL;
+	return together == alone;
+}
+
 int exl3_cuda_lower_mla(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 {
 	struct exl3_cuda_mla_entry entries[EXL3_CUDA_MLA_ENTRIES_MAX];

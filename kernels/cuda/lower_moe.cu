@@ -12,6 +12,25 @@ bool exl3_cuda_supports_moe(const struct exl3_dev *dev, const struct exl3_work *
 	return work->u.moe.plan && work->nr_rows <= EXL3_CUDA_MOE_ENTRIES_MAX;
 }
 
+uint32_t exl3_cuda_class_of_moe(const struct exl3_dev *dev, const struct exl3_work *work)
+{
+	struct exl3_cuda_moe_entry e;
+	struct exl3_cuda_moe a;
+
+	if (!exl3_cuda_supports_moe(dev, work))
+		return 0;
+	memset(&a, 0, sizeof(a));
+	memset(&e, 0, sizeof(e));
+	e.m = work->rows[0].m;
+	e.topk = work->u.moe.routes[0].topk;
+	a.plan = (const struct exl3_cuda_moe_plan *)work->u.moe.plan;
+	a.entries = &e;
+	a.nr_entries = 1;
+	a.ws_bytes = dev->ws_bytes / 2; /* what staged rows leave, at least */
+	a.device_cc = dev->cc;
+	return exl3_cuda_moe_class(&a);
+}
+
 int exl3_cuda_lower_moe(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 {
 	const struct exl3_matrix *up = slot->work->u.moe.experts[0].up;
@@ -52,6 +71,7 @@ int exl3_cuda_lower_moe(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 	a.plan = (const struct exl3_cuda_moe_plan *)work->u.moe.plan;
 	a.entries = entries;
 	a.nr_entries = work->nr_rows;
+	a.deterministic = work->deterministic || dev->deterministic;
 	a.act = work->u.moe.act;
 	a.limit = work->u.moe.limit;
 	a.routed_scale = work->u.moe.routed_scale;

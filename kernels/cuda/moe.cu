@@ -342,6 +342,7 @@ static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint3
 	g.tile = tile;
 	g.cls = plan->nr_classes[0];
 	g.programmatic = early;
+	g.whole = a->deterministic;
 	g.act = a->act;
 	g.limit = a->limit;
 	g.next_image = middle;
@@ -384,6 +385,21 @@ static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint3
 			 (const float *)shared, plan->out, plan->out_log, a->routed_scale);
 }
 
+static uint64_t own_pairs(const struct exl3_cuda_moe *a)
+{
+	return (uint64_t)a->entries[0].m * a->entries[0].topk;
+}
+
+extern "C" uint32_t exl3_cuda_moe_class(const struct exl3_cuda_moe *a)
+{
+	const moe_way way = choose_way(a, own_pairs(a));
+
+	/* Other products split sums by what there is to do. What does not fit may be cut otherwise when alone. */
+	if (way.product != moe_way::DECODE || chunk_pairs(a, way) < own_pairs(a))
+		return 0;
+	return way.tile;
+}
+
 extern "C" int exl3_cuda_moe_launch(const struct exl3_cuda_moe *a, cudaStream_t stream)
 {
 	const struct exl3_cuda_moe_plan *plan = a->plan;
@@ -405,10 +421,11 @@ extern "C" int exl3_cuda_moe_launch(const struct exl3_cuda_moe *a, cudaStream_t 
 	}
 	if (tokens > 65535 || pairs > 0x7fffffff)
 		return -EOPNOTSUPP;
-	moe_way way = choose_way(a, pairs);
+	const uint64_t own = a->deterministic ? own_pairs(a) : pairs;
+	moe_way way = choose_way(a, own);
 
 	fit = chunk_pairs(a, way);
-	if (fit < pairs) {
+	if (fit < own) {
 		way = choose_way(a, fit > EXL3_TOPK_MAX ? fit : EXL3_TOPK_MAX);
 		fit = chunk_pairs(a, way);
 	}

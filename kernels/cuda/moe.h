@@ -41,6 +41,8 @@ struct exl3_cuda_moe {
 	const struct exl3_cuda_moe_plan *plan;
 	const struct exl3_cuda_moe_entry *entries; /* host array, copied by the launch */
 	uint32_t nr_entries;
+	bool deterministic; /* a token's bits follow from its own row, the plan, and m and topk of its entry (of the
+	                     * first one: all are of one exl3_cuda_moe_class()) */
 	uint8_t act; /* enum exl3_act, never DEFAULT */
 	uint8_t steps; /* bench only: align, input, gate and up, down, combine: how many of them; 0 is all */
 	float limit, routed_scale;
@@ -55,6 +57,9 @@ struct exl3_cuda_moe {
  * 0, -EOPNOTSUPP (more entries, or an expert shape that differs), -ENOMEM (workspace), -EIO.
  */
 int exl3_cuda_moe_launch(const struct exl3_cuda_moe *a, cudaStream_t stream);
+
+/* Deterministic entries of one class may be in one launch; 0: the (only) entry of @a has to be alone. Pure. */
+uint32_t exl3_cuda_moe_class(const struct exl3_cuda_moe *a);
 
 #ifdef __cplusplus
 }

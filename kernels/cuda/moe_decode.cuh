@@ -17,7 +17,8 @@
  *       stages            weights and B of step i + S - 1 arrive (cp.async) while step i is decoded
  *
  * No block barrier inside a strip. Sums cross warps through shared memory, and blocks through slots that
- * carry their own flag; they are added in the order of the blocks, so same routing, same bits. Down's
+ * carry their own flag; they are added in the order of the blocks, so same routing, same bits. Where a
+ * row's bits may not depend on its neighbours, blocks take whole strips instead (a.whole). Down's
  * image gets a power of two per row and block of 128, because no block sees a whole row; where one is not
  * 1 (values beyond f16), down's warps bring their B to the row's largest first.
  */
@@ -52,11 +53,11 @@ struct moe_cfg {
 	static_assert(STAGES >= 3, "too little shared memory for a pipeline");
 };
 
-/* The blocks' ranges: the first @more have one position more than @each. */
+/* The blocks' ranges: the first @more have one unit of positions more than @each. */
 struct moe_share {
-	uint32_t each, more;
+	uint32_t each, more, unit;
 
-	EXL3_DEV_MEMBER uint32_t begin(uint32_t block) const { return block * each + min(block, more); }
+	EXL3_DEV_MEMBER uint32_t begin(uint32_t block) const { return (block * each + min(block, more)) * unit; }
 };
 
 /* Four sums to another block, and from it: 0 is "not there yet", so a value travels inverted. */
@@ -408,8 +409,9 @@ __global__ void __launch_bounds__(C::THREADS, C::PER_SM) moe_decode_kernel(const
 	const moe_unit *units = a.units + unit0;
 	const uint32_t positions = nr * groups * kt_all;
 	/* The host knows only a bound of the work: at least a step for every warp of the blocks that run. */
-	const uint32_t blocks = min(gridDim.x, max(positions / C::KG, 1u));
-	const moe_share share = {positions / blocks, positions % blocks};
+	const uint32_t shared = a.whole ? nr * groups : positions;
+	const uint32_t blocks = min(gridDim.x, max(a.whole ? shared : positions / C::KG, 1u));
+	const moe_share share = {shared / blocks, shared % blocks, a.whole ? kt_all : 1};
 	const uint32_t begin = share.begin(blockIdx.x), end = share.begin(blockIdx.x + 1);
 	const uint32_t ring = smem_addr(moe_smem) + warp * C::STAGES * C::LINE, ring_end = ring + C::STAGES * C::LINE;
 	float *red = (float *)(moe_smem + C::WARPS * C::STAGES * C::LINE);

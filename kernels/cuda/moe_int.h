@@ -44,6 +44,7 @@ struct moe_gemm_args {
 	uint32_t tasks_max;         /* host's bound of the number of tasks: (unit, strip) */
 	uint32_t tile;              /* rows of a unit at most */
 	uint32_t cls;
+	bool whole;                 /* decode: no block ends inside a sum over k, so its order is always the same */
 	bool programmatic;          /* start before the stream's last kernel has ended */
 	/* Where out is NULL: the activation, and down's image. */
 	int act;

@@ -31,6 +31,8 @@ struct ck {
 	double tol_max, tol_rms;
 	uint64_t passed, failed, cases;
 	double worst_max, worst_rms;
+	double det_max, det_rms; /* the same in deterministic mode */
+	uint64_t together;       /* launches of several deterministic requests that the daemon may merge */
 	char what[256]; /* the case, for messages */
 };
 
@@ -91,6 +93,8 @@ void ck_check(struct ck *ck, struct exl3_work *host, struct exl3_work *dev, stru
 int ck_run(struct ck *ck, struct exl3_work *work, const struct exl3_kernel *kernel);
 /* Does the output of @rows (downloaded) agree with the oracle? Prints why not. */
 bool ck_compare(struct ck *ck, const struct ck_rows *rows, const char *kernel);
+/* alone.c: several requests in one deterministic launch against each by itself, bit by bit. */
+void ck_alone(struct ck *ck, const struct exl3_work *work, struct ck_rows *rows);
 void ck_result(struct ck *ck, bool ok, const char *kernel, const char *why);
 bool ck_wanted(const struct ck *ck, const struct exl3_kernel *kernel);
 

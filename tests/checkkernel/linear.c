@@ -5,7 +5,7 @@
 #include <math.h>
 
 #define SHARDS  4
-#define ENTRIES 4
+#define ENTRIES 8
 
 static const uint8_t dtypes[3] = {EXL3_F32, EXL3_F16, EXL3_BF16};
 
@@ -293,6 +293,33 @@ static void neighbours(struct ck *ck)
 	destroy(&l);
 }
 
+/* Requests of a few rows each, of every codebook, with enough of k and n for sums to be split. */
+static void together(struct ck *ck)
+{
+	static const uint32_t rows[][ENTRIES] = {
+		{1, 1, 1, 1, 1, 1, 1, 1}, {1, 2, 16, 3, 1, 9}, {17, 20}, {3, 33, 1}};
+	static const struct {
+		int rate2, codebook;
+	} kind[] = {{8, EXL3_CB_MCG}, {6, EXL3_CB_3INST}, {8, EXL3_CB_MUL1}, {7, EXL3_CB_MUL1}};
+
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+		for (size_t j = ck->quick ? i % 2 : 0; j < sizeof(kind) / sizeof(kind[0]); j += ck->quick ? 2 : 1) {
+			struct shape s = {.k_log = 1500,
+					  .nr_shards = 2,
+					  .shard = {{250, kind[j].rate2, kind[j].codebook, true},
+						    {130, kind[j].rate2, kind[j].codebook, false}}};
+
+			while (s.nr_entries < ENTRIES && rows[i][s.nr_entries]) {
+				s.entry[s.nr_entries].m = rows[i][s.nr_entries];
+				s.entry[s.nr_entries].x_dtype = dtypes[(s.nr_entries + j) % 3];
+				s.entry[s.nr_entries].y_dtype = dtypes[(s.nr_entries + i) % 3];
+				s.nr_entries++;
+			}
+			s.bad_rows = j == 1;
+			run_shape(ck, &s, "requests that meet");
+		}
+}
+
 void ck_linear(struct ck *ck)
 {
 	all_rates(ck);
@@ -302,4 +329,5 @@ void ck_linear(struct ck *ck)
 	fused(ck);
 	merged(ck);
 	neighbours(ck);
+	together(ck);
 }

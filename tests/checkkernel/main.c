@@ -62,6 +62,8 @@ static int check_backend(struct ck *ck, const struct exl3_backend_ops *ops, unsi
 		ck_mla(ck);
 		printf("%s: %llu cases; largest error max %.2g rms %.2g\n", ops->name,
 		       (unsigned long long)ck->cases, ck->worst_max, ck->worst_rms);
+		printf("%s: deterministic: largest error max %.2g rms %.2g; %llu launches of requests that may meet\n",
+		       ops->name, ck->det_max, ck->det_rms, (unsigned long long)ck->together);
 	}
 	ck->slab = ops->slab_free(ck->slab);
 	ck->dev = ops->close(ck->dev);

@@ -8,7 +8,7 @@
 #include <math.h>
 
 #define EXPERTS 6
-#define ENTRIES 3
+#define ENTRIES 8
 
 struct shape {
 	uint8_t op, act;
@@ -297,10 +297,39 @@ static void merged(struct ck *ck)
 	run_shape(ck, &s, "merged requests");
 }
 
+/* Decoders at one layer: a row or a few each; then requests that are large for the experts there are. */
+static void together(struct ck *ck)
+{
+	static const uint32_t rows[][ENTRIES] = {
+		{1, 1, 1, 1, 1, 1, 1, 1}, {2, 1, 3, 1, 2}, {9, 7}, {1, 40}};
+
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+		for (int mixed = 0; mixed < 2; mixed++) {
+			struct shape s = routed(EXL3_ACT_SILU, 1, 2);
+
+			s.hidden = 500;
+			s.inter = 300;
+			s.mixed = mixed;
+			s.bias = true;
+			s.garbage = i % 2;
+			s.bad_rows = i == 1;
+			for (s.nr_entries = 0; s.nr_entries < ENTRIES && rows[i][s.nr_entries]; s.nr_entries++) {
+				s.entry[s.nr_entries] = s.entry[0];
+				s.entry[s.nr_entries].m = rows[i][s.nr_entries];
+				s.entry[s.nr_entries].y_dtype = s.nr_entries % 2 ? EXL3_F16 : EXL3_F32;
+			}
+			run_shape(ck, &s, "requests that meet");
+			s.op = EXL3_OP_MLP;
+			s.nr_experts = 1 + (uint32_t)mixed;
+			run_shape(ck, &s, "requests that meet");
+		}
+}
+
 void ck_moe(struct ck *ck)
 {
 	activations(ck);
 	routes(ck);
 	sizes(ck);
 	merged(ck);
+	together(ck);
 }

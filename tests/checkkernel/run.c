@@ -242,6 +242,8 @@ void ck_check(struct ck *ck, struct exl3_work *host, struct exl3_work *dev, stru
 		ck_result(ck, false, "(any)", "no kernel supports this");
 	else if (!ck->only_kernel)
 		run_kernel(ck, dev, rows, NULL, skipped);
+	if (any && dev->nr_rows > 1 && !ck->only_kernel)
+		ck_alone(ck, dev, rows);
 	dev->skipped = NULL;
 	host->skipped = NULL;
 }

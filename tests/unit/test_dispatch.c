@@ -15,6 +15,7 @@ struct exl3_dev {
 	unsigned nr_done;
 	int submit_code; /* what submit() returns, if not 0 */
 	uint64_t slow_ns; /* time per row; 0: 5 ns in all */
+	uint32_t class_rows; /* deterministic requests of so many rows at most may meet; 0: none */
 	bool lost;
 };
 static struct exl3_dev device, second;
@@ -51,8 +52,16 @@ static bool dev_wake_arm(struct exl3_dev *dev)
 	return dev->nr_done == 0;
 }
 
+static uint32_t dev_merge_class(const struct exl3_dev *dev, const struct exl3_work *work)
+{
+	assert_int_equal(work->nr_rows, 1);
+	assert_true(work->deterministic);
+	return work->rows[0].m <= dev->class_rows;
+}
+
 static const struct exl3_kernel dev_kernels[] = {{.name = "only", .op = EXL3_OP_LINEAR}, {0}};
 static const struct exl3_backend_ops dev_ops = {.name = "strings",
+						.merge_class = dev_merge_class,
 						.submit = dev_submit,
 						.poll = dev_poll,
 						.event_fd = dev_event_fd,
@@ -523,6 +532,39 @@ static void rows_of_one_module_share_a_launch(void **state)
 	rig_close(&r);
 }
 
+/* Of one class: together. Of another one, or of none, or beside a request that is not: each by itself. */
+static void deterministic_requests_of_a_class_meet(void **state)
+{
+	static const struct {
+		uint32_t class_rows, rows[2];
+		bool plain; /* the second one is not deterministic */
+		uint32_t want;
+	} cases[] = {{4, {2, 2}, false, 2},  {4, {1, 4}, false, 2}, {4, {4, 5}, false, 1},
+		     {4, {5, 5}, false, 1},  {0, {1, 1}, false, 1}, {4, {2, 2}, true, 1}};
+
+	(void)state;
+	for (size_t c = 0; c < TEST_NR(cases); c++) {
+		struct rig r;
+
+		rig_open(&r, 1, 8);
+		device.class_rows = cases[c].class_rows;
+		linear(&r, 0, 1); /* holds the device while the others come */
+		for (unsigned i = 0; i < 2; i++) {
+			struct exl3_sqe *sqe = get(&r, i, EXL3_OP_LINEAR, 2 + i);
+
+			sqe->flags = i && cases[c].plain ? 0 : EXL3_DETERMINISTIC;
+			sqe->rows = cases[c].rows[i];
+			submit(&r, i);
+		}
+		dev_finish(0);
+		turn(&r);
+		if (device.running[0]->nr_rows != cases[c].want)
+			fail_msg("case %zu: %u requests in the launch, wanted %u", c,
+				 device.running[0]->nr_rows, cases[c].want);
+		rig_close(&r);
+	}
+}
+
 /* A client that kicks without work is no longer listened to, but its work is still found. */
 static void kicks_without_work(void **state)
 {
@@ -919,6 +961,7 @@ int main(void)
 		test_case(a_full_device_is_tried_again),
 		test_case(a_lost_device_fails_everything),
 		test_case(rows_of_one_module_share_a_launch),
+		test_case(deterministic_requests_of_a_class_meet),
 		test_case(long_requests_run_in_slices),
 		test_case(a_long_request_ends_between_slices),
 		test_case(kicks_without_work),
