@@ -3,14 +3,16 @@
  * fair.c - shares of several tenants that want more than the device has, and a light one beside a flood.
  *
  *   build/bench/fair [--daemon FILE] [--backend B] --model DIR [--module NAME] [--mlp] [--rows N]
- *                    [--chunk-us N] [--seconds S] [-o FILE]
+ *                    [--chunk-us N] [--spin-us N] [--seconds S] [-o FILE]
  *
  * Needs root: tenants are told apart by uid, and every client process here is another one. Modes:
- *   shares-1:1:1, shares-1:2:4   three tenants of these weights, two clients each, each with 8 requests of a
- *               sixteenth of --rows rows in flight; share: of all rows; jain: index of rate over weight
+ *   shares-1:1:1, shares-1:2:4   three tenants of these weights, two clients each, which keep 8 requests in
+ *               flight, of a sixteenth of --rows rows; share: of all rows; jain: index of rate over weight
  *   alone       a client that sends one row, waits for it, and pauses for up to 2 chunks
  *   beside      the same beside a tenant that keeps 8 requests of --rows rows in flight
- * chunk_us of a mode is the mean time on the device of one launch of that flood, as the daemon counts it.
+ * chunk_us is the mean time on the device of one launch, as the daemon counts it; beside: of the flood's
+ * launches only. On a machine with many processors daemon and light client spin (--spin-us), so that waiting
+ * for a turn is what is measured and not waiting for a processor to wake up.
  */
 #include "bench/bench.h"
 #include "client/internal.h"
@@ -32,7 +34,7 @@
 struct options {
 	const char *daemon, *backend, *model, *module, *output;
 	bool mlp;
-	unsigned rows, chunk_us;
+	unsigned rows, chunk_us, spin_us;
 	double seconds;
 	char dir[64], socket[96];
 };
@@ -41,7 +43,8 @@ struct options {
 struct shared {
 	uint32_t ready, go, stop; /* atomic */
 	struct per_client {
-		uint64_t rows; /* atomic; of requests that are complete */
+		uint64_t rows; /* atomic, as the next two; of requests that are complete */
+		uint64_t calls, exec_ns;
 		uint32_t samples;
 		float us[SAMPLES_MAX];
 		char error[256];
@@ -67,7 +70,7 @@ static void die(const char *fmt, ...)
 
 static pid_t daemon_start(const struct options *o, const unsigned weight[TENANTS])
 {
-	char model[512], chunk[16], text[TENANTS][2][64];
+	char model[512], chunk[16], spin[16], text[TENANTS][2][64];
 	const char *argv[32];
 	struct exl3_client *c = NULL;
 	struct exl3_model *m;
@@ -76,12 +79,14 @@ static pid_t daemon_start(const struct options *o, const unsigned weight[TENANTS
 
 	snprintf(model, sizeof(model), "bench=%s", o->model);
 	snprintf(chunk, sizeof(chunk), "%u", o->chunk_us);
+	snprintf(spin, sizeof(spin), "%u", o->spin_us);
 	argv[n++] = o->daemon;
 	argv[n++] = "--socket", argv[n++] = o->socket;
 	argv[n++] = "--backend", argv[n++] = o->backend;
 	argv[n++] = "--log-level", argv[n++] = "warning";
 	argv[n++] = "--model", argv[n++] = model;
 	argv[n++] = "--chunk-us", argv[n++] = chunk;
+	argv[n++] = "--spin-us", argv[n++] = spin;
 	for (int t = 0; t < TENANTS; t++) {
 		snprintf(text[t][0], sizeof(text[t][0]), "t%d:users=%d", t, UID + t);
 		snprintf(text[t][1], sizeof(text[t][1]), "t%d:weight=%u", t, weight[t] * 100);
@@ -177,11 +182,15 @@ static int send_rows(const struct options *o, struct work *w, unsigned rows)
 	return exl3_submit(w->ch) < 0 ? -1 : 0;
 }
 
-static int take(struct work *w)
+static int take(struct work *w, struct per_client *me)
 {
 	struct exl3_cqe cqe;
 
-	return exl3_wait(w->ch, &cqe, 60000000000ull) == 1 && cqe.result == 0 ? 0 : -1;
+	if (exl3_wait(w->ch, &cqe, 60000000000ull) != 1 || cqe.result)
+		return -1;
+	__atomic_fetch_add(&me->calls, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&me->exec_ns, cqe.exec_ns, __ATOMIC_RELAXED);
+	return 0;
 }
 
 static bool running(void)
@@ -201,7 +210,7 @@ static int flood(const struct options *o, struct per_client *me, unsigned rows)
 {
 	struct work w = {0};
 
-	if (work_open(o, rows, &w) < 0 || send_rows(o, &w, rows) < 0 || take(&w) < 0)
+	if (work_open(o, rows, &w) < 0 || send_rows(o, &w, rows) < 0 || take(&w, me) < 0)
 		return -1;
 	wait_go();
 	for (int i = 0; i < DEPTH; i++) {
@@ -209,7 +218,7 @@ static int flood(const struct options *o, struct per_client *me, unsigned rows)
 			return -1;
 	}
 	while (running()) {
-		if (take(&w) < 0 || send_rows(o, &w, rows) < 0)
+		if (take(&w, me) < 0 || send_rows(o, &w, rows) < 0)
 			return -1;
 		__atomic_fetch_add(&me->rows, rows, __ATOMIC_RELAXED);
 	}
@@ -224,8 +233,9 @@ static int light(const struct options *o, struct per_client *me)
 
 	if (work_open(o, 1, &w) < 0)
 		return -1;
+	exl3_channel_set_spin(w.ch, o->spin_us > 50 ? 10000000 : EXL3_SPIN_DEFAULT_NS);
 	for (int i = 0; i < 20; i++) {
-		if (send_rows(o, &w, 1) < 0 || take(&w) < 0)
+		if (send_rows(o, &w, 1) < 0 || take(&w, me) < 0)
 			return -1;
 	}
 	wait_go();
@@ -233,7 +243,7 @@ static int light(const struct options *o, struct per_client *me)
 	while (running() && me->samples < SAMPLES_MAX) {
 		uint64_t start = exl3_now_ns();
 
-		if (send_rows(o, &w, 1) < 0 || take(&w) < 0)
+		if (send_rows(o, &w, 1) < 0 || take(&w, me) < 0)
 			return -1;
 		me->us[me->samples++] = (float)(exl3_now_ns() - start) / 1000;
 		usleep((useconds_t)(erand48(seed) * 2 * o->chunk_us));
@@ -262,20 +272,33 @@ static pid_t client_start(const struct options *o, unsigned nth, unsigned tenant
 	_exit(rc < 0);
 }
 
-/* Mean time of a launch while they run. */
-static double run(const struct options *o, unsigned nr, pid_t *pids)
+struct count {
+	uint64_t launches, ns, light_calls, light_ns;
+};
+
+static void count(const struct options *o, struct count *c)
 {
-	uint64_t launches0, launches1, ns0, ns1;
+	launches(o, &c->launches, &c->ns);
+	c->light_calls = __atomic_load_n(&shared->client[0].calls, __ATOMIC_RELAXED);
+	c->light_ns = __atomic_load_n(&shared->client[0].exec_ns, __ATOMIC_RELAXED);
+}
+
+/* Mean microseconds of a launch while they run; @others: without those of client 0, a launch for each of its
+ * requests. */
+static double run(const struct options *o, unsigned nr, pid_t *pids, bool others)
+{
+	struct count a, b;
+	double calls, ns;
 
 	while (__atomic_load_n(&shared->ready, __ATOMIC_SEQ_CST) < nr)
 		usleep(1000);
 	__atomic_store_n(&shared->go, 1, __ATOMIC_RELEASE);
 	usleep(300000);
-	launches(o, &launches0, &ns0);
+	count(o, &a);
 	for (unsigned i = 0; i < nr; i++) /* shares are those of the time when all want something */
 		__atomic_store_n(&shared->client[i].rows, 0, __ATOMIC_RELAXED);
 	usleep((useconds_t)(o->seconds * 1e6));
-	launches(o, &launches1, &ns1);
+	count(o, &b);
 	__atomic_store_n(&shared->stop, 1, __ATOMIC_RELEASE);
 	for (unsigned i = 0; i < nr; i++) {
 		kill(pids[i], SIGKILL); /* what a flood still has in flight is of no interest */
@@ -283,7 +306,13 @@ static double run(const struct options *o, unsigned nr, pid_t *pids)
 		if (shared->client[i].error[0])
 			die("client %u: %s", i, shared->client[i].error);
 	}
-	return launches1 > launches0 ? (double)(ns1 - ns0) / (double)(launches1 - launches0) / 1000 : 0;
+	calls = (double)(b.launches - a.launches);
+	ns = (double)(b.ns - a.ns);
+	if (others) {
+		calls -= (double)(b.light_calls - a.light_calls);
+		ns -= (double)(b.light_ns - a.light_ns);
+	}
+	return calls > 0 ? ns / calls / 1000 : 0;
 }
 
 /* ---- modes ---- */
@@ -297,7 +326,7 @@ static void shares(const struct options *o, struct bench_file *f, const unsigned
 	memset(shared, 0, sizeof(*shared));
 	for (unsigned i = 0; i < CLIENTS_MAX; i++)
 		pids[i] = client_start(o, i, i / 2, o->rows / 16);
-	chunk = run(o, CLIENTS_MAX, pids);
+	chunk = run(o, CLIENTS_MAX, pids, false);
 	daemon_stop(daemon);
 	for (int t = 0; t < TENANTS; t++) {
 		rate[t] = (double)(shared->client[2 * t].rows + shared->client[2 * t + 1].rows) /
@@ -337,7 +366,7 @@ static void latency(const struct options *o, struct bench_file *f, bool beside)
 	pids[0] = client_start(o, 0, 0, 0);
 	if (beside)
 		pids[1] = client_start(o, 1, 1, o->rows);
-	chunk = run(o, beside ? 2 : 1, pids);
+	chunk = run(o, beside ? 2 : 1, pids, beside);
 	daemon_stop(daemon);
 	if (!me->samples)
 		die("not one request of the light tenant");
@@ -380,6 +409,8 @@ static void parse_options(struct options *o, int argc, char **argv)
 			o->rows = (unsigned)atoi(v);
 		else if (!strcmp(argv[i], "--chunk-us"))
 			o->chunk_us = (unsigned)atoi(v);
+		else if (!strcmp(argv[i], "--spin-us"))
+			o->spin_us = (unsigned)atoi(v);
 		else if (!strcmp(argv[i], "--seconds"))
 			o->seconds = atof(v);
 		else if (!strcmp(argv[i], "-o"))
@@ -400,8 +431,9 @@ int main(int argc, char **argv)
 			    .module = "model.layers.0.mlp.down_proj",
 			    .rows = EXL3_M_MAX,
 			    .chunk_us = 1000,
+			    .spin_us = sysconf(_SC_NPROCESSORS_ONLN) >= 8 ? 5000 : 50,
 			    .seconds = 4};
-	char machine[128], text[96], path[128];
+	char machine[128], text[128], path[128];
 	struct bench_file f;
 	double load = 0;
 
@@ -425,8 +457,8 @@ int main(int argc, char **argv)
 	else
 		snprintf(machine, sizeof(machine), "%ld processors, load %.1f before",
 			 sysconf(_SC_NPROCESSORS_ONLN), load);
-	snprintf(text, sizeof(text), "chunk-us %u, requests of %u rows (shares: a sixteenth)", o.chunk_us,
-		 o.rows);
+	snprintf(text, sizeof(text), "chunk-us %u, spin-us %u, requests of %u rows (shares: a sixteenth)", o.chunk_us,
+		 o.spin_us, o.rows);
 	snprintf(path, sizeof(path), "bench/results/fair_%s.csv", o.backend);
 	f = bench_open(o.output ? o.output : path, argc, argv, machine, text,
 		       "mode,weight,rows_per_s,share,p50_us,p99_us,chunk_us,jain");
