@@ -164,7 +164,8 @@ static int stale_error(const struct exl3_channel *ch)
 				 "the daemon's worker has gone: take the completions of what was outstanding");
 	if (!__atomic_load_n(&ch->obj.client->dead, __ATOMIC_RELAXED))
 		return exl3_errf(exl3_client_err(), -ESTALE,
-				 "the daemon has closed this channel: make a new one");
+				 "the daemon has closed this channel, or has gone: make a new one, or wait "
+				 "with exl3_reconnect()");
 	return exl3_errf(exl3_client_err(), -ESTALE, "the daemon has gone: wait for it with exl3_reconnect(), or connect again");
 }
 

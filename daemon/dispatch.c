@@ -357,6 +357,19 @@ static void complete(struct exl3_lane *lane, struct exl3_launch *l, int result, 
 	lane->free = l;
 }
 
+/* The same channels in the same order whenever they are together: a backend may know their rows again. */
+static void in_order(struct exl3_launch *l)
+{
+	for (uint32_t i = 1; i < l->nr; i++) {
+		struct exl3_sched_item *item = l->items[i];
+		uint32_t k = i;
+
+		for (; k > 0 && (uintptr_t)l->items[k - 1]->flow > (uintptr_t)item->flow; k--)
+			l->items[k] = l->items[k - 1];
+		l->items[k] = item;
+	}
+}
+
 /* 0, or -EAGAIN: the device's queue is full and the launch is undone. */
 static int launch(struct exl3_lane *lane, struct exl3_sched_item *const *items, uint32_t nr)
 {
@@ -367,6 +380,7 @@ static int launch(struct exl3_lane *lane, struct exl3_sched_item *const *items, 
 	lane->free = l->next;
 	l->nr = nr;
 	memcpy(l->items, items, nr * sizeof(items[0]));
+	in_order(l);
 	build(l);
 	rc = exl3_fault("dispatch.submit") ? -EIO : lane->ops->submit(lane->dev, &l->work);
 	if (rc == -EAGAIN) {
@@ -434,6 +448,11 @@ static void device_failed(struct exl3_lane *lane, int code)
 			complete(lane, &lane->launches[i], -EIO, 0);
 	}
 	fail_queued(lane); /* what was held back until then */
+}
+
+void exl3_dispatch_fail(struct exl3_dispatch *d, uint32_t device)
+{
+	device_failed(&d->lanes[device], -EIO);
 }
 
 static bool poll_device(struct exl3_lane *lane)

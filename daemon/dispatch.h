@@ -81,6 +81,9 @@ bool exl3_dispatch_busy(const struct exl3_dispatch *d);
  * set to a sentence. */
 bool exl3_dispatch_lost(const struct exl3_dispatch *d, const char **why);
 
+/* Somebody else has found out that a device is lost. */
+void exl3_dispatch_fail(struct exl3_dispatch *d, uint32_t device);
+
 /* One turn: rings, launches, completions. True: something was done. */
 bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns);
 /* Nothing was done: may the loop sleep? Then every ring and all devices are armed, and *@until_ns is when

@@ -554,6 +554,13 @@ static int start_loads(struct exl3_worker *w, struct exl3_error *err)
 	return 0;
 }
 
+static void on_device_lost(void *arg, uint32_t device)
+{
+	struct exl3_worker *w = arg;
+
+	exl3_dispatch_fail(w->dispatch, device);
+}
+
 /* Devices are open, or could not be opened: is it as the supervisor wants it? */
 static int check_mps(struct exl3_worker *w, int rc, struct exl3_error *err)
 {
@@ -638,6 +645,14 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 	    exl3_watch_add(w->loop, w->signal_fd, POLLIN, EXL3_WATCH_LEVEL, on_signal, w,
 			   &w->signal_watch) < 0)
 		return exl3_errf(err, -ENOMEM, "worker: out of memory");
+	if (w->mps_pipe[0]) {
+		w->health.loop = w->loop;
+		w->health.jobs = w->memory;
+		w->health.devices = &w->devices;
+		w->health.lost = on_device_lost;
+		w->health.arg = w;
+		exl3_health_start(&w->health);
+	}
 	exl3_worker_tell(w, EXL3_SUP_OPEN, NULL);
 	return start_loads(w, err);
 }
@@ -688,6 +703,7 @@ static void worker_fini(struct exl3_worker *w)
 		if (!exl3_dispatch_turn(w->dispatch, exl3_now_ns()))
 			poll(NULL, 0, 1);
 	}
+	exl3_health_stop(&w->health);
 	if (w->loads)
 		exl3_models_unload_all(&w->models);
 	w->models.event = NULL;

@@ -7,6 +7,7 @@
 #include "daemon/devices.h"
 #include "daemon/dispatch.h"
 #include "daemon/events.h"
+#include "daemon/health.h"
 #include "daemon/jobs.h"
 #include "daemon/loop.h"
 #include "daemon/metrics_http.h"
@@ -36,6 +37,7 @@ struct exl3_worker {
 	int control_fd, signal_fd;
 	struct exl3_watch *control_watch, *signal_watch;
 	struct exl3_timer beat, drain_timer, leave_timer;
+	struct exl3_health health; /* in an MPS server only */
 
 	char backends[4][384]; /* those compiled in, each with what it found at start */
 	uint32_t nr_backends;

@@ -174,7 +174,7 @@ struct exl3_sqe *ex_sqe(struct ex_lm *lm)
 	struct exl3_sqe *sqe = exl3_sq_get(lm->channel);
 
 	if (!sqe)
-		ex_die("the ring is full");
+		ex_die("%s", exl3_last_error());
 	lm->requests++;
 	lm->outstanding++;
 	return sqe;

@@ -276,10 +276,11 @@ static int make_slots(struct exl3_dev *dev, struct exl3_error *err)
 {
 	const size_t words = 4096, skips = EXL3_CUDA_ENTRIES * sizeof(uint64_t);
 	const size_t table = EXL3_CUDA_TABLE_ROWS * sizeof(struct exl3_cuda_row);
+	const size_t kept = EXL3_CUDA_KEPT_ROWS * sizeof(struct exl3_cuda_row);
 	char *dev_base = NULL;
 	int ret;
 
-	dev->pinned_bytes = words + EXL3_CUDA_SLOTS * (skips + table);
+	dev->pinned_bytes = words + EXL3_CUDA_SLOTS * (skips + table) + EXL3_CUDA_KEPT * kept;
 	ret = exl3_cuda_err(err,
 			    cudaHostAlloc((void **)&dev->pinned, dev->pinned_bytes, cudaHostAllocMapped),
 			    "cuda: cudaHostAlloc");
@@ -287,7 +288,9 @@ static int make_slots(struct exl3_dev *dev, struct exl3_error *err)
 		ret = exl3_cuda_err(err, cudaHostGetDevicePointer((void **)&dev_base, dev->pinned, 0),
 				    "cuda: cudaHostGetDevicePointer");
 	if (!ret)
-		ret = exl3_cuda_err(err, cudaMalloc((void **)&dev->tables, EXL3_CUDA_SLOTS * table),
+		ret = exl3_cuda_err(err,
+				    cudaMalloc((void **)&dev->tables,
+					       EXL3_CUDA_SLOTS * table + EXL3_CUDA_KEPT * kept),
 				    "cuda: row tables");
 	if (ret)
 		return ret;
@@ -306,6 +309,12 @@ static int make_slots(struct exl3_dev *dev, struct exl3_error *err)
 						       i * table);
 		slot->table_dev = (struct exl3_cuda_row *)(dev->tables + i * table);
 		slot->rows = dev->rows + (size_t)i * EXL3_CUDA_ENTRIES;
+	}
+	for (unsigned i = 0; i < EXL3_CUDA_KEPT; i++) {
+		dev->kept[i].table = (struct exl3_cuda_row *)(dev->pinned + words +
+							      EXL3_CUDA_SLOTS * (skips + table) + i * kept);
+		dev->kept[i].table_dev =
+			(struct exl3_cuda_row *)(dev->tables + EXL3_CUDA_SLOTS * table + i * kept);
 	}
 	return 0;
 }

@@ -61,6 +61,16 @@ struct exl3_cuda_slot {
 	int result;                 /* of the launch; a failed one completes at once */
 };
 
+/* A row table that was used, and may be used again: lower_table.cu. */
+#define EXL3_CUDA_KEPT      64u /* tables */
+#define EXL3_CUDA_KEPT_ROWS 64u /* rows of one; longer ones are copied for each launch */
+struct exl3_cuda_kept {
+	struct exl3_cuda_row *table, *table_dev; /* [EXL3_CUDA_KEPT_ROWS], in dev->pinned and dev->tables */
+	uint64_t hash, used;
+	uint32_t rows; /* 0: none */
+	uint32_t seq;  /* of the launch that it was copied for */
+};
+
 /* A slab that is mapped, for import.cu: its end carries a mark by which it is known again. */
 #define EXL3_CUDA_SLAB_MARK 32
 struct exl3_cuda_slab_entry {
@@ -84,6 +94,8 @@ struct exl3_dev {
 	char *pinned;          /* done words, skip counters, row tables */
 	size_t pinned_bytes;
 	char *tables;          /* device copies of the row tables */
+	struct exl3_cuda_kept kept[EXL3_CUDA_KEPT]; /* executor thread only, with the next */
+	uint64_t kept_clock;
 	struct exl3_rows *rows; /* all slots' rows */
 	struct exl3_cuda_slot slot[EXL3_CUDA_SLOTS];
 	uint64_t memory_max;   /* of slabs; 0 = none */

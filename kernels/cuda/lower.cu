@@ -181,28 +181,6 @@ static int run_linear(const struct exl3_cuda_linear *whole, const struct exl3_cu
 	return 0;
 }
 
-/* The row table of merged requests: filled in pinned memory, copied on the stream. */
-static int make_table(struct exl3_dev *dev, struct exl3_cuda_slot *slot, const struct exl3_work *work,
-		      struct exl3_cuda_linear *a)
-{
-	struct exl3_cuda_row *row = slot->table;
-
-	for (uint32_t i = 0; i < work->nr_rows; i++)
-		for (uint32_t j = 0; j < work->rows[i].m; j++, row++) {
-			memset(row, 0, sizeof(*row));
-			row->x = (const char *)work->rows[i].x + (size_t)j * work->rows[i].x_stride;
-			row->y = (char *)work->rows[i].y + (size_t)j * work->rows[i].y_stride;
-			row->x_dtype = work->rows[i].x_dtype;
-			row->y_dtype = work->rows[i].y_dtype;
-			row->stored = work->rows[i].stored;
-		}
-	if (cudaMemcpyAsync(slot->table_dev, slot->table, a->m * sizeof(*row), cudaMemcpyHostToDevice,
-			    dev->stream) != cudaSuccess)
-		return -EIO;
-	a->table = slot->table_dev;
-	return 0;
-}
-
 static int lower_linear(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 {
 	const struct exl3_linear_args *linear = &slot->work->u.linear;
@@ -222,7 +200,7 @@ static int lower_linear(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 	if (work.kernel)
 		kernel = g_linear[work.kernel - exl3_cuda_kernel_table];
 	if (work.nr_rows > 1) {
-		ret = make_table(dev, slot, &work, &a);
+		ret = exl3_cuda_table(dev, slot, &work, a.m, &a.table);
 		if (ret)
 			return ret;
 	}
@@ -287,7 +265,7 @@ static int lower_mlp(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 		return -EOPNOTSUPP;
 	whole.class_m = whole.deterministic ? exl3_cuda_mlp_class(dev, slot->work) : 0;
 	if (one.nr_rows > 1) {
-		ret = make_table(dev, slot, &one, &whole);
+		ret = exl3_cuda_table(dev, slot, &one, whole.m, &whole.table);
 		if (ret)
 			return ret;
 	}

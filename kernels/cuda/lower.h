@@ -8,6 +8,9 @@
 /* Fills @a for a linear work with plain row addressing; false: not a linear, or too large. */
 bool exl3_cuda_linear_args(const struct exl3_dev *dev, const struct exl3_work *work,
 			   struct exl3_cuda_linear *a);
+/* lower_table.cu: @work's @m rows as a table in device memory, for this launch. 0 or -EIO. */
+int exl3_cuda_table(struct exl3_dev *dev, struct exl3_cuda_slot *slot, const struct exl3_work *work, uint32_t m,
+		    const struct exl3_cuda_row **ret);
 /* lower_stage.cu: x rows (k stored, k_log logical elements) into device memory. 0 or -EIO. */
 int exl3_cuda_stage(struct exl3_dev *dev, struct exl3_cuda_slot *slot, uint32_t k, uint32_t k_log,
 		    struct exl3_work *staged, size_t *ws_bytes);

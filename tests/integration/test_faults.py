@@ -143,7 +143,8 @@ def test_events(env):
         d.wait_ready()
     wait_for(lambda: sum(e["kind"] == "ready" for e in events(d)) == 3, "the last event")
     seen = [(e["generation"], e["kind"]) for e in events(d)]
-    equal(seen, [(g, k) for g in (1, 2, 3) for k in ("started", "ready", "died")][:-1], "events")
+    equal(seen, [(g, k) for g in (1, 2, 3)
+                 for k in ("started", "loaded" if g == 1 else "adopted", "ready", "died")][:-1], "events")
     ids = [e["id"] for e in events(d)]
     equal(ids, sorted(set(ids)), "their numbers")
     now = time.time() * 1000

@@ -146,6 +146,15 @@ def test_one_that_dies(env):
     equal(d.stop(), 0, "status after SIGTERM")
 
 
+def test_lost_while_idle(env):
+    """In an MPS server others may end our context: that is noticed without a request that meets it."""
+    d = mps(env, environ={"EXL3_FAULT": "health.lost:2"})
+    wait_for(lambda: "generation 2" in d.log(), "the next generation")
+    check(any("device 0 is lost" in t for t in texts(d, "died")), f"events: {texts(d, 'died')}")
+    equal(one_request(env, d)[0], 0, "a request")
+    equal(d.stop(), 0, "status after SIGTERM")
+
+
 def test_one_that_does_not_end(env):
     """Old ones with clients that stay: only so many; the daemon's end does not wait for them."""
     d = mps(env, "deaf", "--restart-limit", "1000", "--restart-window", "1")

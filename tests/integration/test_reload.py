@@ -143,7 +143,7 @@ def test_reload_without_a_worker(env):
 
 def test_reload_tries_again(env):
     """A model that was refused is loaded by SIGHUP once its folder is right, and is there after a restart."""
-    conf, path = env.path("again.conf"), env.path("late")
+    conf, path = env.path("again.conf"), env.path("late-again")
     write(conf, "")
     d = env.daemon(args=("--config", conf))
     write(conf, f"model = late={path}\n")

@@ -13,7 +13,7 @@ struct exl3_dev {
 	unsigned nr;
 	struct exl3_done done[64];
 	unsigned nr_done;
-	int submit_code; /* what submit() returns, if not 0 */
+	int submit_code;  /* what submit() returns, if not 0 */
 	uint64_t slow_ns; /* time per row; 0: 5 ns in all */
 	uint32_t class_rows; /* deterministic requests of so many rows at most may meet; 0: none */
 	bool lost;
@@ -98,7 +98,9 @@ struct rig {
 	bool buf_freed;
 	struct exl3_registered model;
 	struct exl3_module_desc desc;
-	bool gone; /* the module's handle was closed */
+	struct exl3_module_desc layers[8]; /* handles 20 to 27 */
+	struct exl3_mla_geometry mla[3];   /* handles 10, 11, 12: the first two are equal */
+	bool gone;                         /* the module's handle was closed */
 	uint64_t now;
 };
 
@@ -113,6 +115,14 @@ static int rig_target(void *arg, uint32_t handle, struct exl3_target *ret)
 {
 	struct rig *r = arg;
 
+	if (handle >= 10 && handle < 13) {
+		*ret = (struct exl3_target){.mla = &r->mla[handle - 10]};
+		return 0;
+	}
+	if (handle >= 20 && handle < 28) {
+		*ret = (struct exl3_target){.desc = &r->layers[handle - 20], .model = &r->model};
+		return 0;
+	}
 	/* 8 is the same module, as if it were of a model on the second device. */
 	*ret = (struct exl3_target){.desc = &r->desc, .model = &r->model, .device = handle == 8};
 	return (handle == 7 || handle == 8) && !r->gone ? 0 : -ENOENT;
@@ -128,10 +138,8 @@ static void rig_buffer_free(void *arg, struct exl3_buffer *buf)
 
 static void rig_open(struct rig *r, uint32_t depth, uint32_t merge)
 {
-	struct exl3_dispatch_options opt = {.buffer_free = rig_buffer_free,
-					    .arg = r,
-					    .queue_depth = depth,
-					    .merge_max = merge};
+	struct exl3_dispatch_options opt = {
+		.buffer_free = rig_buffer_free, .arg = r, .queue_depth = depth, .merge_max = merge};
 	struct exl3_error err;
 
 	memset(r, 0, sizeof(*r));
@@ -142,6 +150,20 @@ static void rig_open(struct rig *r, uint32_t depth, uint32_t merge)
 	r->model.state = EXL3_MODEL_READY;
 	r->desc = (struct exl3_module_desc){
 		.kind = EXL3_MOD_LINEAR, .k = 128, .n = 128, .k_log = 128, .n_log = 128};
+	for (unsigned i = 0; i < 8; i++)
+		r->layers[i] = r->desc;
+	for (unsigned i = 0; i < 3; i++)
+		r->mla[i] = (struct exl3_mla_geometry){.heads = 1,
+						       .dim = 16,
+						       .value_dim = 16,
+						       .topk = i == 2 ? 2 : 1,
+						       .slots = 4,
+						       .cache_stride = 32,
+						       .indices_stride = i == 2 ? 8 : 4,
+						       .cache_dtype = EXL3_F16,
+						       .indices_dtype = EXL3_I32,
+						       .page_rows = 1,
+						       .table_queries = 1};
 	r->now = exl3_now_ns() + 1000000000000; /* later than what the daemon's own clock says */
 	test_code(exl3_loop_new(&r->loop, &err), 0, &err);
 	opt.loop = r->loop;
@@ -565,6 +587,123 @@ static void deterministic_requests_of_a_class_meet(void **state)
 	}
 }
 
+static void attention(struct rig *r, unsigned ch, uint64_t user_data, uint32_t geometry)
+{
+	struct exl3_sqe *sqe = get(r, ch, EXL3_OP_MLA_DECODE, user_data);
+
+	sqe->x_dtype = sqe->y_dtype = EXL3_F32;
+	sqe->module = geometry;
+	sqe->rows = 1;
+	sqe->x = EXL3_REF(1, 0);
+	sqe->y = EXL3_REF(1, 4096);
+	sqe->u.mla.cache = EXL3_REF(1, 8192);
+	sqe->u.mla.indices = EXL3_REF(1, 12288);
+	sqe->u.mla.lse = EXL3_REF_NONE;
+	sqe->u.mla.scale = 1;
+	submit(r, ch);
+}
+
+/* Entries of the launch that runs, which ends then. */
+static uint32_t next_launch(struct rig *r)
+{
+	uint32_t nr;
+
+	assert_int_equal(device.nr, 1);
+	nr = device.running[0]->nr_rows;
+	dev_finish(0);
+	turn(r);
+	return nr;
+}
+
+/* Each client registers a geometry of its own: what it says counts, not whose it is. */
+static void equal_geometries_share_a_launch(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 1, 8);
+	linear(&r, 0, 1); /* keeps the device busy */
+	attention(&r, 0, 2, 10);
+	attention(&r, 1, 3, 11);
+	assert_int_equal(next_launch(&r), 1);
+	assert_int_equal(device.running[0]->u.mla.geometry.topk, 1);
+	assert_int_equal(next_launch(&r), 2);
+	linear(&r, 0, 4);
+	attention(&r, 0, 5, 10);
+	attention(&r, 1, 6, 12);
+	for (int i = 0; i < 3; i++)
+		assert_int_equal(next_launch(&r), 1);
+	rig_close(&r);
+}
+
+/* Nobody's request fails, or waits for another kernel, because of the types of another one's. */
+static void other_types_stay_alone(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	for (int what = 0; what < 3; what++) {
+		struct exl3_sqe *sqe;
+
+		rig_open(&r, 1, 8);
+		linear(&r, 0, 1);
+		linear(&r, 0, 2);
+		sqe = get(&r, 1, EXL3_OP_LINEAR, 3);
+		if (what == 0)
+			sqe->x_dtype = EXL3_F16;
+		else if (what == 1)
+			sqe->y_dtype = EXL3_BF16;
+		else
+			sqe->flags = EXL3_STORED;
+		submit(&r, 1);
+		for (int i = 0; i < 3; i++)
+			assert_int_equal(next_launch(&r), 1);
+		rig_close(&r);
+	}
+}
+
+/* Two channels that walk eight modules over and over, one half a step behind: they come together. */
+static void decoders_come_into_step(void **state)
+{
+	struct exl3_sched_stats before, after;
+	uint32_t module[2] = {0, 4};
+	struct exl3_cqe cqe;
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 2, 8);
+	exl3_dispatch_set_trains(r.d, true);
+	for (unsigned step = 0; step < 4000; step++) {
+		if (step == 3000)
+			exl3_dispatch_merging(r.d, &before);
+		for (unsigned c = 0; c < 2; c++) {
+			if (module[c] >= 100)
+				continue; /* waits for its answer */
+			get(&r, c, EXL3_OP_LINEAR, 1)->module = 20 + module[c];
+			module[c] += 100;
+			submit(&r, c);
+		}
+		r.now += 20000; /* a launch takes 20 us, a pause 1 us: alone they take turns */
+		if (device.nr) {
+			device.slow_ns = 10000; /* a row; there are two */
+			dev_finish(0);
+		}
+		turn(&r);
+		r.now += 1000;
+		for (unsigned c = 0; c < 2; c++) {
+			if (exl3_ring_take(&r.ring[c], &cqe) == 1)
+				module[c] = (module[c] - 100 + 1) % 8;
+		}
+	}
+	exl3_dispatch_merging(r.d, &after);
+	/* Of the last quarter nearly all are for two. */
+	if (after.items - before.items < (after.launches - before.launches) * 19 / 10)
+		fail_msg("%llu requests in %llu launches",
+			 (unsigned long long)(after.items - before.items),
+			 (unsigned long long)(after.launches - before.launches));
+	rig_close(&r);
+}
+
 /* A client that kicks without work is no longer listened to, but its work is still found. */
 static void kicks_without_work(void **state)
 {
@@ -666,9 +805,11 @@ static void long_requests_run_in_slices(void **state)
 		if (device.running[0]->rows[0].x_stride == 528) {
 			uint32_t m = slice(&r, first);
 
-			if (nr++ > 1) { /* the first ones of a shape that nobody knows may be longer */
+			if (nr++ >
+			    1) { /* the first ones of a shape that nobody knows may be longer */
 				assert_in_range(m, 1, 10);
-				assert_true(device.nr == 1 || m < 10); /* no more than a chunk ahead */
+				assert_true(device.nr == 1 ||
+					    m < 10); /* no more than a chunk ahead */
 			}
 			device.running[0]->skipped[0] = 1;
 			first += m;
@@ -807,7 +948,8 @@ static void held_requests_end_too(void **state)
 	rig_open(&r, 4, 1);
 	linear(&r, 0, 1);
 	linear_on_second(&r, 0, 2);
-	get(&r, 0, EXL3_OP_LINEAR, 3)->deadline_ns = r.now + 1000; /* behind 2, though its device is idle */
+	get(&r, 0, EXL3_OP_LINEAR, 3)->deadline_ns =
+		r.now + 1000; /* behind 2, though its device is idle */
 	submit(&r, 0);
 	get(&r, 0, EXL3_OP_NOP, 4);
 	submit(&r, 0);
@@ -962,6 +1104,9 @@ int main(void)
 		test_case(a_lost_device_fails_everything),
 		test_case(rows_of_one_module_share_a_launch),
 		test_case(deterministic_requests_of_a_class_meet),
+		test_case(equal_geometries_share_a_launch),
+		test_case(other_types_stay_alone),
+		test_case(decoders_come_into_step),
 		test_case(long_requests_run_in_slices),
 		test_case(a_long_request_ends_between_slices),
 		test_case(kicks_without_work),
