@@ -135,8 +135,8 @@ static double fixed_ns(const struct exl3_pace_shape *s)
 			t[0] = t[1];
 		}
 	}
-	if (r[1] <= r[0]) /* one measurement: half of it, so that twice the rows are tried */
-		return t[0] * 2 / FIXED_MAX;
+	if (r[1] <= r[0]) /* one measurement: nothing, so that fewer rows are tried, or of one row half */
+		return r[0] > 1 ? 0 : t[0] * 2 / FIXED_MAX;
 	fixed = t[0] - r[0] * (t[1] - t[0]) / (r[1] - r[0]);
 	return fixed > 0 ? fixed < t[0] ? fixed : t[0] : 0;
 }

@@ -9,7 +9,9 @@
  *   channel:ENTRIES  makes a channel        close        closes the last one
  *   linear:ROWS:NR   NR requests at once; waits for all: "result N, SECONDS s, outstanding at most M rows"
  *   submit:ROWS:NR   the same without waiting
- *   drop:ID          sends a cancel for request ID
+ *   mla:HEADS:DIM:KEYS:QUERIES:MS   submits an MLA request on the last arena, with a deadline in MS ms (0: none)
+ *   drop:ID          sends a cancel for request ID, the first being 0
+ *   sleep:MS
  *   wait             for all that was submitted
  *   unload:NAME
  *   hold             prints "holding" and waits for a line on stdin
@@ -176,6 +178,45 @@ static void step_wait(const char *step)
 	fflush(stdout);
 }
 
+/* Queries that all share one row of indices, in a cache of as many slots. */
+static void submit_mla(uint32_t heads, uint32_t dim, uint32_t keys, uint32_t queries, uint64_t ms)
+{
+	RAW_REQUEST(req, register_mla, REGISTER_MLA,
+		    Exl3__RegisterMla body = EXL3__REGISTER_MLA__INIT);
+	struct raw_channel *ch = &channels[nr_channels - 1];
+	const struct raw_arena *a = &arenas[nr_arenas - 1];
+	uint64_t cache = 2ull * keys * dim, q = cache + 4ull * keys, bytes = 2ull * queries * heads * dim;
+	Exl3__Reply *reply;
+	struct exl3_sqe *sqe;
+
+	body.heads = heads;
+	body.dim = body.value_dim = dim;
+	body.topk = keys;
+	body.slots = keys;
+	body.cache_dtype = EXL3_F16;
+	body.indices_dtype = EXL3_I32;
+	body.table_queries = queries;
+	reply = raw_call_ok(sock, &req, NULL, NULL);
+	if (q + 2 * bytes > a->bytes)
+		raw_die("mla: %llu bytes do not fit into the arena",
+			(unsigned long long)(q + 2 * bytes));
+	sqe = raw_get(ch);
+	sqe->op = EXL3_OP_MLA_DECODE;
+	sqe->x_dtype = sqe->y_dtype = EXL3_F16;
+	sqe->module = reply->handle->handle;
+	sqe->rows = queries;
+	sqe->x = raw_ref(a, q);
+	sqe->y = raw_ref(a, q + bytes);
+	sqe->u.mla.cache = raw_ref(a, 0);
+	sqe->u.mla.indices = raw_ref(a, cache);
+	sqe->u.mla.scale = 1;
+	sqe->user_data = next_id++;
+	sqe->deadline_ns = ms ? exl3_now_ns() + ms * 1000000 : 0;
+	exl3__reply__free_unpacked(reply, NULL);
+	raw_submit(ch);
+	submitted++;
+}
+
 static void step_drop(uint64_t id)
 {
 	struct raw_channel *ch = &channels[nr_channels - 1];
@@ -192,7 +233,8 @@ static void run(const char *step)
 {
 	const char *arg = strchr(step, ':') ? strchr(step, ':') + 1 : "";
 	char line[8];
-	uint32_t rows = 0, nr = 0;
+	uint32_t rows = 0, nr = 0, dim, keys;
+	unsigned ms;
 
 	if (strncmp(step, "linear:", 7) == 0 || strncmp(step, "submit:", 7) == 0) {
 		if (sscanf(arg, "%u:%u", &rows, &nr) != 2)
@@ -218,6 +260,12 @@ static void run(const char *step)
 		step_channel(step, (uint32_t)strtoul(arg, NULL, 10));
 	} else if (strcmp(step, "close") == 0) {
 		step_close(step);
+	} else if (strncmp(step, "mla:", 4) == 0) {
+		if (sscanf(arg, "%u:%u:%u:%u:%u", &nr, &dim, &keys, &rows, &ms) != 5)
+			raw_die("%s: HEADS:DIM:KEYS:QUERIES:MS", step);
+		submit_mla(nr, dim, keys, rows, ms);
+	} else if (strncmp(step, "sleep:", 6) == 0) {
+		usleep((useconds_t)strtoul(arg, NULL, 10) * 1000);
 	} else if (strncmp(step, "drop:", 5) == 0) {
 		step_drop(strtoull(arg, NULL, 10));
 	} else if (strcmp(step, "hold") == 0) {

@@ -7,7 +7,6 @@ import signal
 import socket
 import time
 
-import exl3ref as ref
 from harness import check, equal, wait_for
 from test_tenants import AS_BATCH, MODULE, READY, need_root, say
 
@@ -207,31 +206,3 @@ def test_tenants_and_top(env):
     c.wait_hold()
     c.end()
     equal(d.stop(), 0, "status after SIGTERM")
-
-
-def test_slices(env):
-    """Long requests run as several launches; the bits are those of one."""
-    results = {}
-    x = {}
-    for name, width in (("x", 1024), ("h", 384)):
-        x[name] = env.path(f"{name}.npy")
-        ref.npy_save(x[name], "<f4", (700, width), [((i * 2654435761) % 1000 - 500) / 500 for i in range(700 * width)])
-    for chunk in (0, 1):
-        d = env.daemon(("tiny-llama",), ("--chunk-us", str(chunk)))
-        for what, args in (("linear", ("linear", "tiny-llama", MODULE, x["x"])), ("mlp", ("mlp", "tiny-llama", "model.layers.0.mlp", x["h"]))):
-            y = env.path(f"{what}-{chunk}.npy")
-            for _ in range(2):  # the second one with what the first has taught
-                d.ctl_ok("run", *args, "-o", y)
-            with open(y, "rb") as f:
-                results[what, chunk] = f.read()
-        v = parse(fetch(d.sock + ".metrics"))
-        for op in ("linear", "mlp"):
-            slices, launches = v[f'exl3_slices_total{{op="{op}"}}'], v[f'exl3_device_seconds_count{{op="{op}"}}']
-            if chunk:
-                check(slices > 4 and launches == slices, f"{op}: {slices} slices, {launches} launches")
-            else:
-                equal((slices, launches), (0, 2), f"{op} in one launch each")
-            equal(v[f'exl3_launch_rows_sum{{op="{op}"}}'], 1400, f"rows of {op}")
-        d.stop()
-    for what in ("linear", "mlp"):
-        check(results[what, 0] == results[what, 1], f"{what}: other bits in slices")
