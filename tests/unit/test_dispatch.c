@@ -3,6 +3,7 @@
 #include "tests/test.h"
 
 #include "daemon/dispatch.h"
+#include "daemon/tenant.h"
 
 #include <fcntl.h>
 
@@ -1089,6 +1090,156 @@ static void a_buffer_of_the_other_device(void **state)
 	rig_close(&r);
 }
 
+/* ---- tenants at their limits ---- */
+
+static struct exl3_tenant *rig_tenant(struct exl3_policy *p, const char *conf)
+{
+	struct exl3_identity who = {.uid = 1};
+	struct exl3_config cfg;
+	struct exl3_error err;
+
+	test_code(exl3_config_parse_string(conf, &cfg, &err), 0, &err);
+	test_code(exl3_policy_apply(p, &cfg, &err), 0, &err);
+	exl3_config_fini(&cfg);
+	return exl3_policy_match(p, &who);
+}
+
+static void requests_beyond_a_rate_wait(void **state)
+{
+	struct exl3_policy p = {0};
+	struct exl3_tenant *t = rig_tenant(&p, "[tenant a]\nusers = 1\nrequests-per-second = 1000\nburst = 3\n");
+	uint64_t until = 0;
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 8, 1);
+	exl3_channel_set_tenant(r.ch[0], t);
+	for (uint64_t i = 0; i < 6; i++)
+		get(&r, 0, EXL3_OP_NOP, i);
+	submit(&r, 0);
+	for (uint64_t i = 0; i < 3; i++)
+		expect(&r, 0, i, 0);
+	expect_none(&r, 0);
+	/* Nobody else waits, and the loop may sleep until the next token. */
+	get(&r, 1, EXL3_OP_NOP, 9);
+	submit(&r, 1);
+	expect(&r, 1, 9, 0);
+	turn(&r);
+	if (exl3_dispatch_may_sleep(r.d, r.now, &until))
+		assert_int_equal(until, r.now + 1000000);
+	r.now += 1000000;
+	turn(&r);
+	expect(&r, 0, 3, 0);
+	expect_none(&r, 0);
+	r.now += 5000000;
+	turn(&r);
+	expect(&r, 0, 4, 0);
+	expect(&r, 0, 5, 0);
+	rig_close(&r);
+	assert_int_equal(t->refs, 0);
+	exl3_policy_fini(&p);
+}
+
+static void rows_beyond_a_limit_wait(void **state)
+{
+	struct exl3_policy p = {0};
+	struct exl3_tenant *t = rig_tenant(&p, "[tenant a]\nusers = 1\nrows = 5\n");
+	struct exl3_cqe cqe;
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, 8, 1);
+	exl3_channel_set_tenant(r.ch[0], t);
+	exl3_channel_set_tenant(r.ch[1], t);
+	linear(&r, 0, 1); /* two rows each */
+	linear(&r, 0, 2);
+	linear(&r, 0, 3); /* the stash */
+	linear(&r, 0, 4);
+	linear(&r, 1, 5);
+	get(&r, 1, EXL3_OP_NOP, 6); /* behind what waits */
+	submit(&r, 1);
+	assert_int_equal(device.nr, 2);
+	assert_int_equal(t->rows, 4);
+	assert_ptr_equal(t->waiting, r.ch[0]);
+	expect_none(&r, 1);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 1, 0);
+	assert_int_equal(device.nr, 2); /* the first in the line went on */
+	expect_none(&r, 1);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 2, 0);
+	assert_int_equal(device.nr, 2); /* then the other channel, not 4 */
+	assert_int_equal(t->rows, 4);
+	dev_finish(0);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 3, 0);
+	expect(&r, 1, 5, 0);
+	expect(&r, 1, 6, 0);
+	assert_int_equal(device.nr, 1);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 4, 0);
+	assert_null(t->waiting);
+	assert_int_equal(t->rows, 0);
+	/* One that can never fit is refused, an illegal one is illegal. */
+	get(&r, 0, EXL3_OP_LINEAR, 7)->rows = 6;
+	get(&r, 0, EXL3_OP_LINEAR, 8)->rows = EXL3_M_MAX + 1;
+	submit(&r, 0);
+	cqe = expect(&r, 0, 7, -EDQUOT);
+	assert_int_equal(cqe.detail, EXL3_DETAIL_LIMIT);
+	expect(&r, 0, 8, -EINVAL);
+	rig_close(&r);
+	exl3_policy_fini(&p);
+}
+
+/* A channel that waits is closed, moved to another tenant, or drained. */
+static void the_end_of_waiting(void **state)
+{
+	struct exl3_policy p = {0};
+	struct exl3_tenant *t = rig_tenant(&p, "[tenant a]\nusers = 1\nrows = 2\n[tenant b]\nusers = 2\n"), *b;
+	const struct exl3_identity who = {.uid = 2};
+	struct rig r;
+
+	(void)state;
+	b = exl3_policy_match(&p, &who);
+	rig_open(&r, 8, 1);
+	exl3_channel_set_tenant(r.ch[0], t);
+	linear(&r, 0, 1);
+	linear(&r, 0, 2);
+	assert_ptr_equal(t->waiting, r.ch[0]);
+	exl3_channel_set_tenant(r.ch[0], b);
+	turn(&r);
+	assert_int_equal(device.nr, 2);
+	assert_null(t->waiting);
+	assert_int_equal(t->rows + t->refs + t->channels + t->bytes, 0);
+	assert_int_equal(b->rows, 4);
+	dev_finish(0);
+	dev_finish(0);
+	turn(&r);
+	expect(&r, 0, 1, 0);
+	expect(&r, 0, 2, 0);
+	exl3_channel_set_tenant(r.ch[0], t);
+	exl3_channel_set_tenant(r.ch[1], t);
+	linear(&r, 0, 3);
+	linear(&r, 0, 4);
+	linear(&r, 1, 5);
+	r.ch[0] = exl3_channel_close(r.ch[0]);
+	assert_ptr_equal(t->waiting, r.ch[1]);
+	assert_int_equal(t->rows, 2); /* of what still runs */
+	exl3_dispatch_drain(r.d);
+	turn(&r);
+	expect(&r, 1, 5, -ESHUTDOWN);
+	dev_finish(0);
+	turn(&r);
+	assert_int_equal(t->rows, 0);
+	rig_close(&r);
+	assert_int_equal(t->refs + b->refs, 0);
+	exl3_policy_fini(&p);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -1110,6 +1261,9 @@ int main(void)
 		test_case(long_requests_run_in_slices),
 		test_case(a_long_request_ends_between_slices),
 		test_case(kicks_without_work),
+		test_case(requests_beyond_a_rate_wait),
+		test_case(rows_beyond_a_limit_wait),
+		test_case(the_end_of_waiting),
 		test_case(credit_is_enough_for_every_completion),
 		test_case(order_holds_across_devices),
 		test_case(held_requests_end_too),
