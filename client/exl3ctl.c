@@ -77,6 +77,7 @@ static const struct verb {
 	{"tensors", "MODEL", 1, 1, G_JSON, ctl_tensors, "unquantized tensors"},
 	{"resolve", "MODEL NAME", 2, 2, G_JSON, ctl_resolve, "how a name is matched, step by step"},
 	{"ps", "", 0, 0, G_JSON, ctl_ps, "clients and what they hold"},
+	{"domains", "", 0, 0, G_JSON, ctl_domains, "fault domains, their state and generation"},
 	{"events", "", 0, 0, G_JSON, ctl_events, "what happened to the fault domains, and why"},
 	{"tenants", "", 0, 0, G_JSON, ctl_tenants, "tenants: limits, what they hold and have done"},
 	{"top", "", 0, 0, G_TOP, ctl_top,

@@ -64,7 +64,22 @@ const char *ctl_enum(const ProtobufCEnumDescriptor *desc, int value);
 int ctl_get_status(struct ctl *c, Exl3__Reply **ret);
 int ctl_get_ps(struct ctl *c, Exl3__Reply **ret);
 
+/* ---- exl3ctl_sup.c ---- */
+
+/* A question on the daemon's admin socket; @line for each line of the answer, until it returns something else than
+ * CTL_OK. What goes wrong is printed. */
+int ctl_ask_supervisor(struct ctl *c, const char *request, int (*line)(void *arg, char *text),
+		       void *arg);
+bool ctl_may_ask_supervisor(const struct ctl *c);
+/* Splits a line at its tabs; false: there are fewer than @nr fields. */
+bool ctl_split(char *line, char **field, int nr);
+/* @array: NULL prints them. */
+int ctl_events_of_supervisor(struct ctl *c, struct cJSON *array);
+void ctl_print_event(const Exl3__Event *e); /* exl3ctl_events.c */
+
 /* ---- verbs: exit code ---- */
+
+int ctl_domains(struct ctl *c);
 
 int ctl_status(struct ctl *c);
 int ctl_tenants(struct ctl *c);

@@ -5,7 +5,7 @@
 #include <cjson/cJSON.h>
 #include <time.h>
 
-static void print_event(const Exl3__Event *e)
+void ctl_print_event(const Exl3__Event *e)
 {
 	time_t seconds = (time_t)(e->time_ms / 1000);
 	char when[32] = "";
@@ -34,7 +34,7 @@ static int one_page(struct ctl *c, cJSON *array, uint64_t *start)
 		if (array)
 			cJSON_AddItemToArray(array, ctl_json(&reply->events->events[i]->base, NULL));
 		else
-			print_event(reply->events->events[i]);
+			ctl_print_event(reply->events->events[i]);
 	}
 	if (reply->events->next && reply->events->next <= *start)
 		return ctl_error(CTL_REFUSED, "the daemon's pages do not end");
@@ -48,9 +48,15 @@ int ctl_events(struct ctl *c)
 	uint64_t start = 0;
 	int e;
 
-	do {
-		e = one_page(c, array, &start);
-	} while (e == CTL_OK && start);
+	/* The supervisor answers also when the caller's domain has no worker. */
+	if (exl3_connect_flags(c->socket, "exl3ctl", EXL3_CONNECT_NO_ENV, &c->client) < 0 &&
+	    ctl_may_ask_supervisor(c)) {
+		e = ctl_events_of_supervisor(c, array);
+	} else {
+		do {
+			e = one_page(c, array, &start);
+		} while (e == CTL_OK && start);
+	}
 	if (e != CTL_OK || !array) {
 		cJSON_Delete(array);
 		return e;

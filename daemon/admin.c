@@ -118,6 +118,51 @@ static void list(struct conn *c)
 		say(c, "ok");
 }
 
+static void list_domains(struct conn *c)
+{
+	static const char *const words[] = {[EXL3_DOMAIN_STARTING] = "starting",
+					    [EXL3_DOMAIN_SERVING] = "serving",
+					    [EXL3_DOMAIN_BACKOFF] = "restarting",
+					    [EXL3_DOMAIN_FAILED] = "given-up",
+					    [EXL3_DOMAIN_ENDED] = "ended"};
+	const struct exl3_domains *all = c->admin->share->domains[0].all;
+	char text[1024];
+
+	for (uint32_t i = 0; i < all->nr; i++) {
+		const struct exl3_domain *d = &all->list[i];
+		const char *pipe = exl3_mps_pipe(&d->mps);
+
+		snprintf(text, sizeof(text), "%s\t%s\t%u\t%d\t%u\t%u\t%s\t%s\n", d->name,
+			 d->draining && d->worker ? "draining" : words[d->state], d->generation,
+			 (int)d->worker, d->restarts, d->nr_waiting, pipe ? pipe : "-", d->says);
+		if (!say(c, text))
+			return;
+	}
+	say(c, "ok");
+}
+
+static void list_events(struct conn *c)
+{
+	const struct exl3_events *events = &c->admin->share->domains[0].all->events;
+	static char packet[PACKET_MAX + EXL3_EVENT_LINE_MAX + 2]; /* loop thread only */
+	const struct exl3_event *e;
+	size_t len = 0;
+
+	for (e = exl3_events_from(events, 0); e; e = exl3_events_from(events, e->id + 1)) {
+		exl3_event_format(e, packet + len);
+		len += strlen(packet + len);
+		packet[len++] = '\n';
+		packet[len] = 0;
+		if (len < PACKET_MAX)
+			continue;
+		if (!say(c, packet))
+			return;
+		len = 0;
+	}
+	if (!len || say(c, packet))
+		say(c, "ok");
+}
+
 static void drop(struct conn *c, const char *name)
 {
 	struct exl3_error err;
@@ -160,6 +205,10 @@ static void request(struct conn *c, const char *line)
 
 	if (strcmp(line, "fds") == 0) {
 		list(c);
+	} else if (strcmp(line, "domains") == 0) {
+		list_domains(c);
+	} else if (strcmp(line, "events") == 0) {
+		list_events(c);
 	} else if (strncmp(line, "drop ", 5) == 0) {
 		drop(c, line + 5);
 	} else if (strncmp(line, "takeover ", 9) == 0) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * admin.h - the supervisor's own socket, SOCKET.admin: what is kept, and the hand-over to another daemon.
+ * admin.h - the supervisor's own socket, SOCKET.admin: what is kept, the domains, and the hand-over to another daemon.
  *
  * For root and the daemon's own user (mode 0600, and the kernel is asked who connects). The supervisor
  * serves it itself, so it answers whatever the workers do, and little can be said: one line of text per
@@ -8,6 +8,9 @@
  *
  *   "fds"          -> packets of lines, a line per kept descriptor:
  *                     MODEL, part, bytes, device, generation, users; tabs between; last packet: "ok"
+ *   "domains"      -> a line per fault domain: name, state, generation, process, restarts, clients that wait,
+ *                     MPS folder or -, what it says; tabs between; last packet: "ok"
+ *   "events"       -> packets of lines as in proto/event.h; last packet: "ok"
  *   "drop NAME"    -> the daemon forgets what it keeps of that model: "ok", or "error TEXT"
  *   "takeover 1"   -> see takeover.h
  *   anything else  -> "error TEXT"

@@ -10,6 +10,7 @@
 #ifndef EXL3_DAEMON_CONFIG_H
 #define EXL3_DAEMON_CONFIG_H
 
+#include "shm/exl3_abi.h"
 #include "shm/util.h"
 
 #include <stdbool.h>
@@ -20,7 +21,6 @@
 #define EXL3_MODELS_MAX      256
 #define EXL3_DOMAINS_MAX     16u /* with the one that is always there: */
 #define EXL3_DOMAIN_DEFAULT  "default"
-#define EXL3_DOMAIN_NAME_MAX 32u
 #ifndef EXL3_SYSCONFDIR /* of the Makefile */
 #define EXL3_SYSCONFDIR "/etc"
 #endif

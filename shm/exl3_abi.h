@@ -28,6 +28,7 @@ extern "C" {
 #define EXL3_BUFFERS_MAX     1024u  /* arenas and registered buffers of one client */
 #define EXL3_HANDLES_MAX     65536u /* open modules and MLA geometries of one client */
 #define EXL3_NAME_MAX        512u   /* bytes of a model, module or tensor name, without the zero */
+#define EXL3_DOMAIN_NAME_MAX 32u    /* bytes of a fault domain's name */
 #define EXL3_PACKET_MAX      65536u /* bytes of one control message */
 #define EXL3_FDS_MAX         8u     /* file descriptors attached to one control message */
 

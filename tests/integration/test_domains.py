@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import time
 
@@ -109,6 +110,12 @@ def test_one_dies_the_other_does_not_notice(env):
     rc, _, err = d.ctl("status", **AS_BATCH)
     equal(rc, 4, "status of a domain that has given up")
     check("domain batch: its worker died too often" in err, f"the client is not told why: {err}")
+    domains = {v["name"]: v for v in d.json("domains")["domains"]}
+    equal([(n, v["state"], v["generation"]) for n, v in domains.items()], [("default", "serving", 1), ("batch", "given-up", 3)],
+          "exl3ctl domains")
+    equal(domains["default"]["worker_pid"], before["worker_pid"], "worker in exl3ctl domains")
+    rc, _, err = d.ctl("domains", **AS_BATCH)
+    check(rc == 3 and "only root" in err, f"exl3ctl domains of somebody else: status {rc}, {err}")
     out, err = writer.communicate(timeout=WAIT)
     equal(writer.returncode, 0, f"a client of the other domain ({err})")
     equal(out, want, "its text")
@@ -135,6 +142,22 @@ def test_all_die(env):
     equal(status(d)["domain"], "default", "the other")
     kill_worker(d)
     equal(d.wait_exit(), 3, "status of the daemon")
+
+
+def test_events_without_a_worker(env):
+    """Whoever may ask the supervisor learns why its own domain is gone."""
+    if os.getuid() != 0:
+        raise Skipped("needs root, to be several users")
+    os.chmod(env.tmp, 0o711)
+    d = env.daemon(("layers",), ["--domain", "mine=0", "--restart-limit", "0"])
+    kill_worker(d)
+    wait_for(lambda: "giving up" in d.log(), "the end of mine")
+    rc, _, err = d.ctl("status")
+    check(rc == 4 and "domain mine" in err, f"status: {rc}, {err}")
+    kinds = [e["kind"] for e in d.json("events")["events"] if e["domain"] == "mine"]
+    equal(kinds[-2:], ["died", "given-up"], "events of mine")
+    check("given-up" in d.ctl_ok("events") and "given-up" in d.ctl_ok("domains"), "text for people")
+    equal(d.stop(), 0, "status after SIGTERM")
 
 
 def test_models_are_the_same_everywhere(env):
@@ -187,6 +210,33 @@ def settled_fds(d):
         time.sleep(0.2)
 
 
+class Lingering:
+    """TCP sockets with data that nobody reads, and SO_LINGER: closing the last descriptor waits for a minute. They are
+    sent in packets that nobody reads either, so the close is that of whoever drops the connection."""
+
+    def __init__(self):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.far = []
+
+    def send(self, sock):
+        near = socket.create_connection(self.listener.getsockname())
+        self.far.append(self.listener.accept()[0])
+        near.setblocking(False)
+        try:
+            while True:
+                near.send(bytes(1 << 20))
+        except BlockingIOError:
+            pass
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+        socket.send_fds(sock, [b"x"], [near.fileno()])
+        near.close()
+
+    def end(self):
+        for s in self.far:
+            s.close()
+        self.listener.close()
+
+
 def connect(d):
     s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     s.connect(d.sock)  # waits while the daemon is busy with those before it
@@ -203,7 +253,7 @@ def test_a_worker_that_does_not_read(env):
     pid = d.worker_pid()
     held = settled_fds(d)
     os.kill(pid, signal.SIGSTOP)
-    socks, refused = [], 0
+    socks, refused, lingering = [], 0, Lingering()
     for _ in range(1200):  # what its socket takes, what waits, and some more
         socks.append(connect(d))
     wait_for(lambda: "already" in d.log(), "the first refusal")
@@ -214,12 +264,21 @@ def test_a_worker_that_does_not_read(env):
         except BlockingIOError:
             pass
     check(0 < refused < 1100, f"{refused} of 1200 connections were refused")
+    # Some whose last close, the daemon's, takes a minute: they have sent before they can be refused.
+    os.kill(d.proc.pid, signal.SIGSTOP)
+    for _ in range(20):
+        socks.append(connect(d))
+        lingering.send(socks[-1])
+    os.kill(d.proc.pid, signal.SIGCONT)
+    start = time.monotonic()
     equal(status(d, **AS_BATCH)["worker_pid"], before["worker_pid"], "the other domain's worker")
+    check(time.monotonic() - start < 20, "the supervisor was held up")
     rc, _, err = d.ctl("status")
     check(rc == 4 and "try again later" in err, f"exl3ctl is not told why: status {rc}, {err}")
     os.kill(pid, signal.SIGCONT)
     for s in socks:
         s.close()
+    lingering.end()
     wait_for(lambda: d.ctl("status")[0] == 0, "the domain")
     equal(d.worker_pid(), pid, "its worker")
     equal(settled_fds(d), held, "descriptors of the supervisor")

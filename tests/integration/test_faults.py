@@ -15,6 +15,7 @@ LAYERS = "layers=" + os.path.join(MODELS, "layers")
 # Points that a request passes, and what exl3ctl may say about the one that met the failure.
 POINTS = {
     "peer.new": (4,),
+    "domain.client": (4,),
     "control.alloc": (3, 4, 5),
     "peer.handles": (3,),
     "channel.ring": (3,),
@@ -62,6 +63,30 @@ def sweep(env, point):
 
 def test_a_failed_connection(env):
     sweep(env, "peer.new")
+
+
+def test_a_client_that_the_supervisor_cannot_hold(env):
+    sweep(env, "domain.client")
+
+
+def test_a_client_that_cannot_be_handed_on_at_once(env):
+    for n in (1, 2, 3):
+        d = env.daemon((LAYERS,), environ={"EXL3_FAULT": f"domain.hand_on:{n}:2"})
+        equal([one_request(env, d)[0] for _ in range(3)], [0] * 3, f"requests with domain.hand_on:{n}")
+        equal(d.stop(), 0, "status after SIGTERM")
+
+
+def test_a_worker_that_cannot_be_started(env):
+    """The first one: the daemon says why and ends. A later one: it is tried again."""
+    d = env.daemon((LAYERS,), environ={"EXL3_FAULT": "domain.start:1"}, wait=False)
+    equal(d.wait_exit(), 1, "status")
+    check("socketpair" in d.log(), f"the log does not say why: {d.log()}")
+    d = env.daemon((LAYERS,), environ={"EXL3_FAULT": "domain.start:2:2"})
+    os.kill(d.worker_pid(), signal.SIGKILL)
+    wait_for(lambda: "generation 2" in d.log(), "second worker")
+    equal(d.log().count("restarting the worker"), 3, "tries")
+    equal(one_request(env, d)[0], 0, "a request")
+    equal(d.stop(), 0, "status after SIGTERM")
 
 
 def test_no_memory_for_a_message(env):

@@ -125,6 +125,17 @@ def test_one_that_cannot_be_had(env):
         equal(len(started(env)), 1, f"{mode}: starts: it is not tried again and again")
         equal(d.stop(), 0, f"{mode}: status after SIGTERM")
         check(not any(alive(p) for p in started(env)), f"{mode}: a control daemon is left")
+    for point in ("mps.folder", "mps.fork"):
+        d = mps(env, "", environ={"EXL3_FAULT": f"{point}:1"})
+        equal(status(d)["mps_pipe"], "", f"{point}: folder")
+        equal(started(env), [], f"{point}: control daemons")
+        equal(d.stop(), 0, f"{point}: status after SIGTERM")
+    d = mps(env, "", environ={"EXL3_FAULT": "mps.fork:2"})  # the one that says quit
+    first = started(env)
+    kill_worker(d)
+    wait_for(lambda: "generation 2" in d.log(), "the next generation")
+    wait_for(lambda: not alive(first[0]), "the end of a server that cannot be told to quit")
+    equal(d.stop(), 0, "status after SIGTERM")
     d = mps(env, "crash", "--mps", "require", "--restart-limit", "1", wait=False)
     equal(d.wait_exit(), 3, "require: status")
     check("ended with status 3" in d.log(), f"require: the log does not say why: {d.log()}")
