@@ -57,6 +57,19 @@ int exl3_cuda_get(const struct exl3_cuda **ret)
 	return 0;
 }
 
+/* Errors after which every call of this process's context fails: its own fault, or that of another client of
+ * its MPS server, or that server's end. */
+static bool context_lost(exl3_cu_result r)
+{
+	static const int lost[] = {700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 806, 810};
+
+	for (size_t i = 0; i < sizeof(lost) / sizeof(lost[0]); i++) {
+		if ((int)r == lost[i])
+			return true;
+	}
+	return false;
+}
+
 int exl3_cuda_errf(exl3_cu_result r, const char *what)
 {
 	const char *text = NULL;
@@ -64,6 +77,11 @@ int exl3_cuda_errf(exl3_cu_result r, const char *what)
 	if (!r)
 		return 0;
 	cuda.error_string(r, &text);
+	if (context_lost(r))
+		return exl3_errf(exl3_client_err(), -ENOTRECOVERABLE,
+				 "%s: %s: CUDA is lost to this process, by a fault of its own or of another client of its "
+				 "MPS server; a new process can go on",
+				 what, text ? text : "unknown CUDA error");
 	return exl3_errf(exl3_client_err(), r == EXL3_CU_ERROR_OUT_OF_MEMORY ? -ENOMEM : -EIO,
 			 "%s: %s", what, text ? text : "unknown CUDA error");
 }

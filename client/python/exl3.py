@@ -86,6 +86,7 @@ def _declare(lib):
         "close": (p, [p]),
         "alive": (C.c_bool, [p]),
         "reconnect": (C.c_int, [p, u64]),
+        "mps": (C.c_int, [p]),
         "model_open": (C.c_int, [p, C.c_char_p, out]),
         "model_fingerprint": (C.c_char_p, [p]),
         "model_device": (C.c_char_p, [p]),
@@ -161,6 +162,11 @@ class Client:
     def reconnect(self, timeout_ns=FOREVER):
         """Waits until all that is open is there again. Error: ETIMEDOUT, or ESTALE if a model's content has changed."""
         _check(_lib.exl3_reconnect(self._live(), timeout_ns))
+
+    def mps(self):
+        """Does CUDA in this process share the daemon's MPS server (or will it, when it is started)? False: there is
+        none. Error: ESTALE or ENOTCONN, it is elsewhere. Connect before CUDA is started, which sets the environment."""
+        return bool(_check(_lib.exl3_mps(self._live())))
 
     def _live(self):
         if not self._p:
