@@ -22,7 +22,6 @@
  *   -ETIME           its deadline passed before it started
  *   -ESHUTDOWN       the daemon is draining
  *   -EIO             the device failed
- *   -ENOTRECOVERABLE CUDA is lost to this process (a fault of its own, or in its MPS server): a new one can go on
  *   -ESTALE          the daemon's worker is gone: see exl3_connect()
  *   -ENOTRECOVERABLE this process's CUDA context is lost: start a new process
  */
@@ -308,8 +307,8 @@ EXL3_API int exl3_call(struct exl3_channel *ch, struct exl3_cqe *ret);
  * ready-timeout) ends with -ETIME. If the daemon or the call fails, the stream goes on all the same, y is not to
  * be used: exl3_stream_error() after synchronising says so.
  * Returns 0, -EOPNOTSUPP (the stream is being captured into a graph: that needs a plan), -ESTALE, -EINVAL, -EIO
- * (CUDA refused), -ENOTRECOVERABLE, -ENODEV. Threads as for the channel. A stream that waits takes a hardware queue: a program with
- * many such streams should set CUDA_DEVICE_MAX_CONNECTIONS=32 before it starts CUDA.
+ * (CUDA refused), -ENOTRECOVERABLE, -ENODEV. Threads as for the channel. A stream that waits takes a hardware
+ * queue: a program with many such streams should set CUDA_DEVICE_MAX_CONNECTIONS=32 before it starts CUDA.
  * exl3_channel_free() and exl3_close() let waiting streams go on and then wait for the context's work to end.
  */
 #define EXL3_STREAM_HOST ((void *)-1)
