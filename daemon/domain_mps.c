@@ -8,6 +8,7 @@
 #include "daemon/log.h"
 
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -20,9 +21,11 @@ int exl3_domains_mps_init(struct exl3_domains *all, struct exl3_error *err)
 	all->mps = EXL3_MPS_OFF;
 	if (strcmp(cfg->mps, "off") == 0)
 		return 0;
-	/* Where there is no GPU there is nothing to share; but whoever names a path means it. */
+	/* Where there is no GPU there is nothing to share, and who runs a server of his own has one; but whoever
+	 * names a path means it. */
 	if (!require && !path &&
-	    (strcmp(cfg->backend, "cpu") == 0 || access("/dev/nvidiactl", F_OK) != 0))
+	    (strcmp(cfg->backend, "cpu") == 0 || access("/dev/nvidiactl", F_OK) != 0 ||
+	     getenv("CUDA_MPS_PIPE_DIRECTORY")))
 		return 0;
 	if (!require && !exl3_mps_program_exists(cfg->mps_control)) {
 		exl3_warn("there is no %s: clients with CUDA of their own share the GPU by time "

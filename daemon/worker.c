@@ -564,8 +564,15 @@ static void on_device_lost(void *arg, uint32_t device)
 /* Devices are open, or could not be opened: is it as the supervisor wants it? */
 static int check_mps(struct exl3_worker *w, int rc, struct exl3_error *err)
 {
-	if (!w->mps_pipe[0])
+	if (!w->mps_pipe[0]) {
+		/* One that the administrator runs: clients are told of it too. */
+		const char *theirs = getenv("CUDA_MPS_PIPE_DIRECTORY");
+
+		if (rc == 0 && theirs && strlen(theirs) < sizeof(w->mps_pipe) &&
+		    exl3_cuda_in_mps() == 1)
+			strcpy(w->mps_pipe, theirs);
 		return rc;
+	}
 	if (rc == 0 && exl3_cuda_in_mps() != 0)
 		return 0; /* -1: nothing here that MPS is for, or a driver that cannot tell */
 	w->status = EXL3_WORKER_NO_MPS;
