@@ -9,9 +9,9 @@
  *           tiles that a warp holds in registers, H16 is one MMA with a +-1 operand behind them
  *   1       warp v: n-tile v, k-tiles 0..7: A = decoded weights (rows n), B = H16 / 4   -> [n][k], H over k
  *   2       * suh, f16, through shared memory; warp v: k 16v..16v+15, n-tiles 0..7: A = H16 / 32, B = [n][k]
- *   3       * svh, output type, through the same shared memory, 16-byte stores to w[n][k]
+ *   3       * svh, output type, through shared memory again, 16-byte stores to w[n][k]
  *
- *   time    | fetch i+1, 1 of i | barrier | 2, 3 of i | barrier | fetch i+2, ...   three blocks per SM
+ *   time    | fetch i+1, store i-1, 1 of i | barrier | 2, 3 of i | barrier | fetch i+2, store i, ...
  *
  * The error of a product is that of rounding each weight to f16 or bf16 once, and up to eight f16 roundings before.
  */
@@ -28,7 +28,7 @@
 namespace exl3
 {
 
-constexpr int UNPACK_THREADS = 256, UNPACK_BLOCKS = 3;
+constexpr int UNPACK_THREADS = 256;
 constexpr uint32_t M_MIN = 256; /* below, rebuilding costs more than the product */
 
 /* Two entries of H16 times @scale (f16 bits): (r0, c0) in the low half, (r1, c1) in the high half. */
@@ -92,7 +92,8 @@ static __device__ __forceinline__ void mma8(float (&d)[8], const uint32_t (&a)[4
 template <int RATE2> struct unpack_smem {
 	static constexpr int ROW_BYTES = 8 * 16 * RATE2; /* trellis of one k-tile, 128 columns */
 	uint8_t trellis[2][8 * ROW_BYTES];
-	uint8_t half[128 * 256]; /* [n][k], Hadamard over k done; then, in place, the finished weights */
+	uint8_t half[128 * 256]; /* [n][k], Hadamard over k done */
+	uint8_t out[128 * 256];
 	float svh[128];
 };
 
@@ -199,9 +200,9 @@ static __device__ __forceinline__ void unpack_over_n(unpack_smem<RATE2> &sm, int
 			       hadamard_pair(scale, g + 8, 2 * q, g + 8, 2 * q + 1),
 			       hadamard_pair(scale, g, 2 * q + 8, g, 2 * q + 9),
 			       hadamard_pair(scale, g + 8, 2 * q + 8, g + 8, 2 * q + 9)};
-	/* What a warp reads, 16 columns k of all rows, it writes again: nobody else has to wait for it. */
-	const uint32_t at = smem_addr(sm.half) +
-			    chunk_at((lane & 7) + 8 * (lane >> 3 & 1), 2 * warp + (lane >> 4));
+	/* The same rows and chunks of both buffers: 16 columns k of this warp. */
+	const uint32_t at = chunk_at((lane & 7) + 8 * (lane >> 3 & 1), 2 * warp + (lane >> 4));
+	const uint32_t from = smem_addr(sm.half) + at, to = smem_addr(sm.out) + at;
 	uint32_t b[8][4];
 
 #pragma unroll
@@ -209,7 +210,7 @@ static __device__ __forceinline__ void unpack_over_n(unpack_smem<RATE2> &sm, int
 		asm volatile(
 			"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
 			: "=r"(b[t][0]), "=r"(b[t][1]), "=r"(b[t][2]), "=r"(b[t][3])
-			: "r"(at + t * 16 * 256)
+			: "r"(from + t * 16 * 256)
 			: "memory");
 	hadamard8(b);
 #pragma unroll
@@ -237,21 +238,18 @@ static __device__ __forceinline__ void unpack_over_n(unpack_smem<RATE2> &sm, int
 				}
 			}
 		}
-		store_matrices(at + t * 16 * 256, o[0], o[1], o[2], o[3]);
+		store_matrices(to + t * 16 * 256, o[0], o[1], o[2], o[3]);
 	}
 }
 
-/* A warp's 16 columns k of all rows n: whole sectors of 32 bytes. */
 template <int RATE2>
 static __device__ __forceinline__ void unpack_store(const unpack_args &a,
-						    const unpack_smem<RATE2> &sm, unpack_at at,
-						    int warp, int lane)
+						    const unpack_smem<RATE2> &sm, unpack_at at)
 {
-	const uint32_t n = lane >> 1, c = 2 * warp + (lane & 1);
-	const uint8_t *from = sm.half + chunk_at(n, c);
+	const uint32_t n = threadIdx.x >> 4, c = threadIdx.x & 15;
+	const uint8_t *from = sm.out + chunk_at(n, c);
 	uint16_t *to = a.w + ((size_t)at.nb * 128 + n) * a.k + at.kb * 128 + c * 8;
 
-	__syncwarp();
 #pragma unroll
 	for (int i = 0; i < 8; i++, to += (size_t)16 * a.k)
 		*(uint4 *)to = *(const uint4 *)(from + i * 16 * 256);
@@ -259,7 +257,7 @@ static __device__ __forceinline__ void unpack_store(const unpack_args &a,
 
 /* Each thread block has a run of consecutive 128 x 128 blocks. */
 template <int RATE2, int CB, bool BF16>
-__global__ void __launch_bounds__(UNPACK_THREADS, UNPACK_BLOCKS)
+__global__ void __launch_bounds__(UNPACK_THREADS, 2)
 	unpack_dense(const __grid_constant__ unpack_args a)
 {
 	extern __shared__ __align__(128) uint8_t raw[];
@@ -267,7 +265,7 @@ __global__ void __launch_bounds__(UNPACK_THREADS, UNPACK_BLOCKS)
 	const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
 	const uint32_t begin = (uint32_t)((uint64_t)a.blocks * blockIdx.x / gridDim.x);
 	const uint32_t end = (uint32_t)((uint64_t)a.blocks * (blockIdx.x + 1) / gridDim.x);
-	unpack_at at = {begin % a.blocks_k, begin / a.blocks_k}, ahead = at;
+	unpack_at at = {begin % a.blocks_k, begin / a.blocks_k}, ahead = at, behind = at;
 
 	unpack_fetch(a, sm, 0, ahead);
 	cp_async_commit();
@@ -275,19 +273,23 @@ __global__ void __launch_bounds__(UNPACK_THREADS, UNPACK_BLOCKS)
 		const int cur = (b - begin) & 1;
 
 		cp_async_wait<0>();
-		__syncthreads(); /* this block's trellis is there, the last one's weights are read */
+		__syncthreads(); /* this block's trellis and the last block's output are there */
 		unpack_next(a, ahead);
 		if (b + 1 < end)
 			unpack_fetch(a, sm, cur ^ 1, ahead);
 		cp_async_commit();
+		if (b > begin)
+			unpack_store(a, sm, behind);
 		if (threadIdx.x < 128 && (b == begin || at.kb == 0))
 			sm.svh[threadIdx.x] = __half2float(a.svh[at.nb * 128 + threadIdx.x]);
 		unpack_over_k<RATE2, CB>(a, sm, cur, at.kb, warp, lane);
 		__syncthreads();
 		unpack_over_n<RATE2, BF16>(sm, warp, lane);
-		unpack_store(a, sm, at, warp, lane);
+		behind = at;
 		unpack_next(a, at);
 	}
+	__syncthreads();
+	unpack_store(a, sm, behind);
 }
 
 static int unpack(const struct exl3_matrix &m, bool bf16, uint16_t *w, int sms, cudaStream_t stream)
@@ -315,8 +317,7 @@ static int unpack(const struct exl3_matrix &m, bool bf16, uint16_t *w, int sms, 
 	a.row_bytes = (size_t)(m.n / 16) * exl3_tile_bytes(m.rate2);
 	a.w = w;
 	void *params[] = {&a};
-	const uint32_t most = (uint32_t)(UNPACK_BLOCKS * sms);
-	const uint32_t grid = a.blocks < most ? a.blocks : most;
+	const uint32_t grid = a.blocks < 2u * sms ? a.blocks : 2u * sms;
 
 	if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem) !=
 		    cudaSuccess ||
