@@ -43,6 +43,21 @@ def one_request(env, d, name="layers", **who):
             os.unlink(y)
 
 
+class Survivor:
+    """tests/integration/survivor: a client that checks every result and goes on when its worker dies."""
+
+    def __init__(self, env, d, **who):
+        self.proc = env.spawn(env.program("tests/integration/survivor"), d.sock, "tiny-llama", "model.layers.0.mlp.down_proj", "2",
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **who)
+        equal(self.proc.stdout.readline().strip(), "ready", "a client that survives")
+
+    def end(self):
+        """Its counts; no result was wrong and no request lost."""
+        out, err = self.proc.communicate(timeout=2 * WAIT)
+        equal(self.proc.returncode, 0, f"status of a client that survives ({out.strip()} {err.strip()})")
+        return json.loads(out.splitlines()[-1])
+
+
 def kill_worker(d, **who):
     """Ends the worker that serves @who; its generation."""
     s = status(d, **who)
@@ -100,11 +115,20 @@ def test_one_dies_the_other_does_not_notice(env):
     rc, want, err = env.run(*command)
     equal(rc, 0, f"alone ({err})")
     writer = env.spawn(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    here, there = Survivor(env, d), Survivor(env, d, **AS_BATCH)
     for generation in (1, 2, 3):
         equal(kill_worker(d, **AS_BATCH), generation, "generation of batch")
         if generation < 3:
             wait_for(lambda g=generation: d.ctl("status", **AS_BATCH)[0] == 0 and status(d, **AS_BATCH)["generation"] == g + 1,
                      "next generation")
+        if generation == 1:
+            wait_for(lambda: one_request(env, d, **AS_BATCH)[0] == 0, "a request in batch")
+            time.sleep(0.5)
+            counts = there.end()
+            check(counts["stale"] > 0 and counts["reconnects"] > 0, f"a client of batch that has noticed nothing: {counts}")
+    counts = here.end()
+    check(counts["requests"] > 0, f"a client of the other domain: {counts}")
+    equal((counts["stale"], counts["reconnects"]), (0, 0), "what it has noticed")
     wait_for(lambda: "giving up" in d.log(), "the end of batch")
     check("domain batch: the worker died 3 times" in d.log(), f"the log does not name the domain: {d.log()[-500:]}")
     rc, _, err = d.ctl("status", **AS_BATCH)

@@ -11,9 +11,9 @@ import time
 
 import exl3ref as ref
 from harness import WAIT, Skipped, check, equal, wait_for
-from test_domains import AS_BATCH, daemon, one_request, status
+from test_domains import AS_BATCH, Survivor, daemon, one_request, status
 
-GIB = 2
+GIB = 4
 
 
 def figure(text):
@@ -120,11 +120,12 @@ def test_fault_in_one_domain(env):
     equal([c.say("work") for c in (ours, bad, victim)], ["0"] * 3, "work before the fault")
     equal(one_request(env, d, **AS_BATCH)[0], 0, "a request of batch")
 
+    here, there = Survivor(env, d), Survivor(env, d, **AS_BATCH)
     writer = env.spawn(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     start = time.monotonic()
     check(bad.say("fault") != "0", "the fault went by")
     seconds = back(env, d, 2, start)
-    figure(f"fault of a client, idle worker: next generation's first answer after {seconds * 1000:.0f} ms (survivors attached)")
+    figure(f"fault of a client: next generation's first answer after {seconds * 1000:.0f} ms (survivors attached)")
     check(victim.say("work") != "0", "the fault did not reach the other client of that server: what is tested here?")
     equal(ours.say("work"), "0", "a client of the other domain")
     check(bad.proc.poll() is None and os.path.exists(bad.pipe), "the old server is not kept for its survivors")
@@ -132,7 +133,7 @@ def test_fault_in_one_domain(env):
     check(fresh.pipe != bad.pipe, "no fresh server")
     equal(fresh.say("work"), "0", "a new client of batch")
 
-    # Killed inside a kernel: the same.
+    # Killed inside a kernel: the same. (The survivors of the first fault are in the first server.)
     fresh.proc.stdin.write("spin\n")
     fresh.proc.stdin.flush()
     equal(fresh.proc.stdout.readline().strip(), "spinning", "a client in a kernel")
@@ -148,6 +149,13 @@ def test_fault_in_one_domain(env):
     seconds = back(env, d, 4, start)
     figure(f"worker killed: next generation's first answer after {seconds * 1000:.0f} ms")
 
+    time.sleep(0.5)
+    counts = there.end()
+    figure(f"a client of batch without CUDA of its own: {counts}")
+    check(counts["stale"] > 0 and counts["reconnects"] > 0, f"a client of batch that has noticed nothing: {counts}")
+    counts = here.end()
+    figure(f"the same in the other domain: {counts}")
+    equal((counts["stale"], counts["reconnects"]), (0, 0), "what a client of the other domain has noticed")
     out, err = writer.communicate(timeout=WAIT)
     equal(writer.returncode, 0, f"a writer in the other domain ({err})")
     equal(out, want, "its text")
@@ -157,8 +165,18 @@ def test_fault_in_one_domain(env):
     bad.end()
     victim.end()
     settle_mps(bad.pipe)
+
+    # A fault while the worker has nothing to do is noticed without a request that meets it.
+    last = Client(env, d, **AS_BATCH)
+    time.sleep(1)
+    start = time.monotonic()
+    check(last.say("fault") != "0", "the fault went by")
+    wait_for(lambda: len([e for e in d.json("events")["events"] if e["domain"] == "batch" and e["kind"] == "ready"]) == 5,
+             "the next generation, without a request")
+    figure(f"fault beside an idle worker: next generation ready after {(time.monotonic() - start) * 1000:.0f} ms")
+    last.end()
     deaths = [e["text"] for e in d.json("events")["events"] if e["domain"] == "batch" and e["kind"] == "died"]
-    equal(len(deaths), 3, f"deaths: {deaths}")
+    equal(len(deaths), 4, f"deaths: {deaths}")
     figure("deaths: " + " | ".join(deaths))
     ours.end()
     equal(d.stop(), 0, "status after SIGTERM")
