@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # check.sh BUILD [SECTION...] - every test that needs a GPU, under 8 minutes on one H200.
 #
-# Sections: facts kernels memcheck racecheck models integration (default: all, in this order).
+# Sections: facts kernels memcheck racecheck models integration chaos (default: all, in this order).
 # Programs come from BUILD (make cuda all tests); nothing is compiled here. Logs: BUILD/check-gpu.
 set -u
 build=$(cd "${1:?folder of the build}" && pwd)
@@ -12,7 +12,7 @@ logs=$build/check-gpu
 mkdir -p "$logs"
 . tests/steps.sh
 start=$SECONDS
-sections=${*:-facts kernels memcheck racecheck models integration}
+sections=${*:-facts kernels memcheck racecheck models integration chaos}
 export EXL3_BACKEND_DIR=$build
 sanitize="compute-sanitizer --error-exitcode 9 --print-limit 5"
 
@@ -49,6 +49,11 @@ models() {
 integration() {
 	step 150 "integration on the GPU" python3 tests/integration/run.py --build "$build" --backend cuda --short
 	tail -n 1 "$logs/integration_on_the_GPU.log"
+}
+
+chaos() {
+	step 120 "chaos, with GPU faults" python3 tests/integration/chaos.py --build "$build" --backend cuda --seconds 20
+	cat "$logs/chaos,_with_GPU_faults.log"
 }
 
 for section in $sections; do

@@ -7,7 +7,8 @@ usage: chaos.py [--build DIR] [--backend NAME] [--seconds N] [--seed N] [--csv F
 Survivors (tests/integration/survivor.c: linear, dense MLP, routed experts, attention) check every result and go on
 after every restart. Meanwhile, at random: the worker or the supervisor is killed, clients die at each of their steps,
 others scribble on their rings, take all descriptors and arenas they may, leave rings full, and a checkpoint that nobody
-uses is replaced by another one while it is loaded, served and unloaded. At the end: not one wrong result, no request
+uses is replaced by another one while it is loaded, served and unloaded. On a GPU, as root, with an MPS control program:
+clients of the daemon's MPS server make illegal accesses and die inside of kernels. At the end: not one wrong result, no request
 without a completion, and the daemon holds what it held at the start.
 Status 0: all of that; 1: not; the seed is printed first.
 """
@@ -40,10 +41,11 @@ class Chaos:
         self.swap = env.path("swap")
         self.models = [f"{m}={env.model(m)}" for m in (LLAMA, DEEPSEEK)]
         self.killed, self.done, self.turn = set(), {}, 0
+        self.mps = env.backend == "cuda" and os.getuid() == 0 and shutil.which("nvidia-cuda-mps-control") is not None
         self.daemon = self.start()
 
     def start(self):
-        return self.env.daemon(self.models, LIMITS, sock=self.sock)
+        return self.env.daemon(self.models, LIMITS + (["--mps", "require"] if self.mps else []), sock=self.sock)
 
     def worker(self):
         """Its pid, once it serves and is none that was killed."""
@@ -96,11 +98,24 @@ class Chaos:
         # Any of these may meet a worker that has just been killed.
         self.daemon.ctl(*self.rng.choice((("load", f"{SWAP}={self.swap}"), ("unload", SWAP), ("load", f"{SWAP}={self.swap}"))))
 
+    def gpu_fault(self):
+        """An illegal access by a client of the same MPS server, or its death inside a kernel."""
+        from test_gpu_domains import Client  # needs a GPU, as what it starts
+        worker = self.worker()
+        bad = Client(self.env, self.daemon)
+        bad.say("work")
+        bad.say(self.rng.choice(("fault", "spin")))
+        bad.end()
+        self.killed.add(worker)
+
     def event(self):
         kinds = (self.kill_worker, self.kill_worker, self.kill_supervisor, self.dying_client, self.dying_client,
                  self.hostile_client, self.hostile_client, self.greedy_client, self.swap_checkpoint, self.swap_checkpoint)
-        if self.turn < 3:  # a short run has the main ones as well
-            kinds = ((self.kill_worker,), (self.kill_supervisor,), (self.hostile_client,))[self.turn]
+        if self.mps:
+            kinds += (self.gpu_fault, self.gpu_fault)
+        if self.turn < 4:  # a short run has the main ones as well
+            kinds = ((self.kill_worker,), (self.kill_supervisor,), (self.hostile_client,),
+                     (self.gpu_fault if self.mps else self.dying_client,))[self.turn]
         kind = self.rng.choice(kinds)
         self.turn += 1
         kind()
@@ -123,7 +138,7 @@ class Chaos:
         before = self.daemon.settled()
         procs = self.survivors()
         until = time.monotonic() + seconds
-        while time.monotonic() < until or self.turn < 3:
+        while time.monotonic() < until or self.turn < 4:
             self.event()
             for args, proc in procs:
                 check(proc.poll() is None, f"survivor {args} has ended: {proc.stderr.read() if proc.poll() else ''}")
