@@ -157,6 +157,27 @@ struct exl3_tensor {
 EXL3_API int exl3_tensor_open(struct exl3_model *m, const char *name, struct exl3_tensor *ret);
 EXL3_API void exl3_tensor_close(struct exl3_tensor *t); /* zeroed or closed ones too */
 
+/* The same tensor where the model's requests run. */
+struct exl3_device_tensor {
+	int fd;              /* owned by the caller; on a GPU a VMM allocation for cuMemImportFromShareableHandle() */
+	bool on_gpu;         /* false: a read-only memfd, as that of struct exl3_tensor */
+	uint64_t offset;     /* of the tensor in what fd is; 64-byte aligned */
+	uint64_t bytes;      /* of the tensor */
+	uint64_t file_bytes; /* of what fd is: to be mapped as a whole */
+	char device[32];     /* as exl3_model_device() */
+	char dtype[8];
+	uint32_t nr_dims;
+	uint64_t shape[8];
+};
+
+/**
+ * exl3_tensor_open_on_device() - an unquantized tensor in the memory of the model's device.
+ * Nothing is mapped: a program with CUDA imports the descriptor. The content must not be written: other clients
+ * map the same memory. Returns -ENOENT (no such tensor, or the model was loaded without unquantized = device),
+ * -EPERM (the tenant may not map device memory).
+ */
+EXL3_API int exl3_tensor_open_on_device(struct exl3_model *m, const char *name, struct exl3_device_tensor *ret);
+
 /* ---- memory that the daemon reads and writes in place ---- */
 
 /* @bytes are rounded up to whole pages; zeroed. -EDQUOT, -ENOMEM. */

@@ -48,6 +48,9 @@ int ctl_load(struct ctl *c)
 	body.name = name;
 	body.path = path;
 	body.device = (char *)(uintptr_t)(c->device ? c->device : "");
+	if (c->unquantized && strcmp(c->unquantized, "host") && strcmp(c->unquantized, "device"))
+		return ctl_error(CTL_USAGE, "--unquantized takes host or device");
+	body.device_tensors = c->unquantized && !strcmp(c->unquantized, "device");
 	body.wait = !c->no_wait;
 	req.body_case = EXL3__REQUEST__BODY_LOAD;
 	req.load = &body;

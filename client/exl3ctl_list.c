@@ -34,6 +34,8 @@ static void print_model(const Exl3__Model *m)
 		printf(" %10s weights %10s tensors %4u modules, open in %u",
 		       ctl_bytes(m->weight_bytes), ctl_bytes(m->tensor_bytes), m->nr_modules,
 		       m->clients);
+	if (m->device_tensor_bytes)
+		printf(" (%s more on the device)", ctl_bytes(m->device_tensor_bytes));
 	printf("  %s  %s\n", ctl_safe(m->device), ctl_safe(m->path));
 	if (m->error && *m->error)
 		printf("    %s\n", ctl_safe(m->error));

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -291,32 +292,66 @@ static int tensor_map(const Exl3__Tensor *in, int fd, struct exl3_tensor *t)
 	return 0;
 }
 
-int exl3_tensor_open(struct exl3_model *m, const char *name, struct exl3_tensor *ret)
+static int ask_tensor(struct exl3_model *m, const char *name, bool on_device, Exl3__Reply **reply, int *fd)
 {
 	Exl3__OpenTensor body = EXL3__OPEN_TENSOR__INIT;
 	Exl3__Request req = EXL3__REQUEST__INIT;
-	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
-	exl3_auto(exl3_closep) int fd = -1;
 	int e = check_name("tensor", name);
 
 	if (e < 0)
 		return e;
 	body.model = m->handle;
 	body.name = (char *)(uintptr_t)name;
+	body.on_device = on_device;
 	req.body_case = EXL3__REQUEST__BODY_OPEN_TENSOR;
 	req.open_tensor = &body;
-	e = exl3_client_call(m->obj.client, &req, EXL3__REPLY__BODY_TENSORS, EXL3_CALL_TIMEOUT_NS,
-			     &reply, &fd, 1);
-	if (e < 0)
-		return e;
-	if (reply->tensors->n_tensors != 1)
-		return exl3_errf(exl3_client_err(), -EPROTO,
-				 "%s: the daemon answered with %zu tensors", name,
-				 reply->tensors->n_tensors);
-	e = tensor_map(reply->tensors->tensors[0], fd, ret);
+	e = exl3_client_call(m->obj.client, &req, EXL3__REPLY__BODY_TENSORS, EXL3_CALL_TIMEOUT_NS, reply, fd,
+			     1);
+	if (e == 0 && (*reply)->tensors->n_tensors != 1)
+		e = exl3_errf(exl3_client_err(), -EPROTO, "%s: the daemon answered with %zu tensors", name,
+			      (*reply)->tensors->n_tensors);
+	return e;
+}
+
+int exl3_tensor_open(struct exl3_model *m, const char *name, struct exl3_tensor *ret)
+{
+	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
+	exl3_auto(exl3_closep) int fd = -1;
+	int e = ask_tensor(m, name, false, &reply, &fd);
+
+	if (e == 0)
+		e = tensor_map(reply->tensors->tensors[0], fd, ret);
 	if (e == 0)
 		exl3_take_fd(&fd);
 	return e;
+}
+
+int exl3_tensor_open_on_device(struct exl3_model *m, const char *name, struct exl3_device_tensor *ret)
+{
+	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
+	exl3_auto(exl3_closep) int fd = -1;
+	const Exl3__Tensor *in;
+	int e = ask_tensor(m, name, true, &reply, &fd);
+
+	if (e < 0)
+		return e;
+	in = reply->tensors->tensors[0];
+	if (fd < 0 || in->n_shape > 8 || strlen(in->dtype) >= sizeof(ret->dtype) || in->offset > in->file_bytes ||
+	    in->bytes > in->file_bytes - in->offset)
+		return exl3_errf(exl3_client_err(), -EPROTO, "%s: what the daemon says makes no sense", name);
+	*ret = (struct exl3_device_tensor){
+		.on_gpu = in->where == EXL3__WHERE__WHERE_DEVICE,
+		.offset = in->offset,
+		.bytes = in->bytes,
+		.file_bytes = in->file_bytes,
+		.nr_dims = (uint32_t)in->n_shape,
+	};
+	snprintf(ret->device, sizeof(ret->device), "%s", in->device);
+	memcpy(ret->dtype, in->dtype, strlen(in->dtype));
+	for (size_t i = 0; i < in->n_shape; i++)
+		ret->shape[i] = in->shape[i];
+	ret->fd = exl3_take_fd(&fd);
+	return 0;
 }
 
 void exl3_tensor_close(struct exl3_tensor *t)

@@ -363,6 +363,8 @@ static int adopt(struct exl3_model *m, const struct exl3_kept_fds *fds, unsigned
 	if (rc == 0)
 		rc = make_modules(m, man, err);
 	if (rc == 0)
+		rc = exl3_model_place_tensors(m, err);
+	if (rc == 0)
 		rc = dup_fd(fds->manifest, &m->manifest_fd, err);
 	/* Whatever a part of it calls -ESTALE is not what this function means by it. */
 	return rc == -ESTALE ? -EINVAL : rc;

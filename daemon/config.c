@@ -61,8 +61,8 @@ static const struct key keys[] = {
 	{"mps-control", KEY_STRING, AT(mps_control), "nvidia-cuda-mps-control", 0, 0, NULL, false,
 	 "program that starts it"},
 	{"model", KEY_MODEL, 0, NULL, 0, 0, NULL, false,
-	 "NAME=DIR[,device=D], load this at start; repeatable; in a file also [model NAME], path "
-	 "="},
+	 "NAME=DIR[,device=D][,unquantized=host|device], load this at start; repeatable; in a file "
+	 "also [model NAME], path ="},
 	{"domain", KEY_DOMAIN, 0, NULL, 0, 0, NULL, false,
 	 "NAME=USER,@GROUP..., a fault domain of its own for them; repeatable; in a file also "
 	 "[domain NAME], users ="},
@@ -779,7 +779,8 @@ void exl3_config_print(const struct exl3_config *cfg, FILE *out)
 	for (size_t i = 0; i < cfg->nr_models; i++) {
 		const struct exl3_config_model *m = &cfg->models[i];
 
-		fprintf(out, "model = %s=%s%s%s\n", m->name, m->path, m->device ? ",device=" : "",
+		fprintf(out, "model = %s=%s%s%s%s\n", m->name, m->path,
+			m->device_tensors ? ",unquantized=device" : "", m->device ? ",device=" : "",
 			m->device ? m->device : "");
 	}
 	for (size_t i = 0; i < cfg->nr_domains; i++)

@@ -30,6 +30,7 @@
 struct exl3_config_model {
 	char *name, *path; /* owned; path is absolute once finished */
 	char *device;      /* owned or NULL: the daemon's */
+	bool device_tensors; /* a copy of the unquantized tensors in the device's memory */
 	bool by_client; /* loaded at run time: a restarted worker goes on without it if it is refused */
 	const void *asked; /* the supervisor's: domain that is loading it for a client; else NULL */
 };
@@ -118,7 +119,10 @@ int exl3_config_read(int argc, char *const argv[], struct exl3_config *ret,
 int exl3_config_parse_string(const char *text, struct exl3_config *ret, struct exl3_error *err);
 void exl3_config_fini(struct exl3_config *cfg);
 
-/* NAME=DIR[,device=D]; adds it or replaces the model of that name. */
+/* NAME=DIR[,unquantized=U][,device=D] with all of it, so that nothing in the path is taken for an option. */
+void exl3_config_model_spec(char *text, size_t size, const char *name, const char *path,
+			    bool device_tensors, const char *device);
+/* NAME=DIR[,device=D][,unquantized=U], in any order; adds it or replaces the model of that name. */
 int exl3_config_add_model(struct exl3_config *cfg, const char *spec, bool by_client,
 			  struct exl3_error *err);
 /* Forgets a model; nothing happens if there is none. */

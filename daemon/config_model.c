@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,8 +69,16 @@ int exl3_config_model_set(struct exl3_config_model *model, const char *key, cons
 						 : NULL;
 	char *copy;
 
+	if (strcmp(key, "unquantized") == 0) {
+		if (strcmp(value, "host") != 0 && strcmp(value, "device") != 0)
+			return exl3_errf(err, -EINVAL,
+					 "model %s: unquantized: '%s' is neither host nor device", model->name,
+					 value);
+		model->device_tensors = strcmp(value, "device") == 0;
+		return 0;
+	}
 	if (!at)
-		return exl3_errf(err, -EINVAL, "model %s: unknown key '%s' (path, device)",
+		return exl3_errf(err, -EINVAL, "model %s: unknown key '%s' (path, device, unquantized)",
 				 model->name, key);
 	if (!*value)
 		return exl3_errf(err, -EINVAL, "model %s: %s is empty", model->name, key);
@@ -83,12 +92,46 @@ int exl3_config_model_set(struct exl3_config_model *model, const char *key, cons
 	return 0;
 }
 
+void exl3_config_model_spec(char *text, size_t size, const char *name, const char *path,
+			    bool device_tensors, const char *device)
+{
+	snprintf(text, size, "%s=%s,unquantized=%s,device=%s", name, path, device_tensors ? "device" : "host",
+		 device);
+}
+
+static const char *const options[] = {"device", "unquantized"};
+#define NR_OPTIONS (sizeof(options) / sizeof(options[0]))
+
+/* The last option of the path that is not @taken, cut off from it: its index; -1: there is none. */
+static int cut_option(char *path, const bool taken[NR_OPTIONS], char **value)
+{
+	char *last = NULL;
+	int which = -1;
+
+	for (size_t i = 0; i < NR_OPTIONS; i++) {
+		size_t len = strlen(options[i]);
+
+		for (char *p = taken[i] ? NULL : strchr(path, ','); p; p = strchr(p + 1, ',')) {
+			if (strncmp(p + 1, options[i], len) != 0 || p[len + 1] != '=' || p <= last)
+				continue;
+			last = p;
+			which = (int)i;
+			*value = p + len + 2;
+		}
+	}
+	if (last)
+		*last = 0;
+	return which;
+}
+
 int exl3_config_add_model(struct exl3_config *cfg, const char *spec, bool by_client,
 			  struct exl3_error *err)
 {
 	exl3_auto(exl3_freep) char *copy = strdup(spec);
 	struct exl3_config_model *model;
-	char *path, *option = NULL, *value;
+	char *path, *values[NR_OPTIONS] = {NULL}, *value = NULL;
+	bool taken[NR_OPTIONS] = {false};
+	int which;
 
 	if (!copy)
 		return exl3_errf(err, -ENOMEM, "model: out of memory");
@@ -96,22 +139,22 @@ int exl3_config_add_model(struct exl3_config *cfg, const char *spec, bool by_cli
 	if (!path)
 		return exl3_errf(err, -EINVAL, "model: '%s' is not NAME=DIR", spec);
 	*path++ = 0;
-	/* Only a known option ends the path, and the last one, so that directories may have commas. */
-	for (char *p = strstr(path, ",device="); p; p = strstr(p + 1, ",device="))
-		option = p;
-	if (option)
-		*option++ = 0;
+	/* Only known options end the path, each once and the last ones, so that directories may have commas. */
+	while ((which = cut_option(path, taken, &value)) >= 0) {
+		taken[which] = true;
+		values[which] = value;
+	}
 	model = exl3_config_model_get(cfg, copy, err);
 	if (!model)
 		return err ? err->code : -EINVAL;
 	model->by_client = by_client;
 	if (exl3_config_model_set(model, "path", path, err) < 0)
 		return err ? err->code : -EINVAL;
-	if (!option)
-		return 0;
-	value = strchr(option, '=');
-	*value++ = 0;
-	return exl3_config_model_set(model, option, value, err);
+	for (size_t i = 0; i < NR_OPTIONS; i++) {
+		if (values[i] && exl3_config_model_set(model, options[i], values[i], err) < 0)
+			return err ? err->code : -EINVAL;
+	}
+	return 0;
 }
 
 void exl3_config_model_fini(struct exl3_config_model *model)

@@ -22,7 +22,8 @@ int exl3_verb_load(struct exl3_call *c)
 	device = exl3_devices_find(&c->w->devices, req->device, &c->err);
 	if (!device)
 		return c->err.code;
-	rc = exl3_models_load(&c->w->models, req->name, req->path, device, false, &reg, &c->err);
+	rc = exl3_models_load(&c->w->models, req->name, req->path, device, req->device_tensors, false,
+			      &reg, &c->err);
 	if (rc < 0)
 		return rc;
 	exl3_worker_keep_model(c->w, reg);

@@ -36,6 +36,7 @@ static int fill_ready(const struct exl3_model *model, uint32_t skipped_max, Exl3
 	m->fingerprint = exl3_call_strdup(model->fingerprint);
 	m->weight_bytes = model->weight_bytes;
 	m->tensor_bytes = model->tensor_bytes;
+	m->device_tensor_bytes = model->tensor_slab ? model->tensor_slab->bytes : 0;
 	m->overhead_bytes = model->overhead_bytes;
 	m->nr_modules = model->nr_modules;
 	m->nr_tensors = model->nr_tensors;
@@ -491,12 +492,24 @@ int exl3_verb_open_tensor(struct exl3_call *c)
 				 reg->name, name);
 	if (page_init(&page) < 0 || tensor_message(desc, &t) < 0)
 		return exl3_call_nomem(c);
-	rc = exl3_model_tensor_fd(reg->model, &c->close_fd, &c->err);
+	t->device = (char *)(uintptr_t)reg->device->name;
+	if (c->req->open_tensor->on_device && reg->device->ops->device_arena_new) {
+		if (!c->peer->tenant->conf.mapped)
+			return exl3_errf(&c->err, -EPERM,
+					 "tenant %s may not map device memory of models (mapped): its importers could "
+					 "write it",
+					 c->peer->tenant->conf.name);
+		rc = exl3_model_device_tensor_fd(reg->model, &c->close_fd, &t->file_bytes, &c->err);
+		t->where = EXL3__WHERE__WHERE_DEVICE;
+	} else {
+		rc = exl3_model_tensor_fd(reg->model, &c->close_fd, &c->err);
+		if (rc == 0 && fstat(c->close_fd, &st) < 0)
+			rc = exl3_errf(&c->err, -errno, "tensor file of model %s: %m", reg->name);
+		if (rc == 0)
+			t->file_bytes = (uint64_t)st.st_size;
+	}
 	if (rc < 0)
 		return rc;
-	if (fstat(c->close_fd, &st) < 0)
-		return exl3_errf(&c->err, -errno, "tensor file of model %s: %m", reg->name);
-	t->file_bytes = (uint64_t)st.st_size;
 	c->fds[0] = c->close_fd;
 	c->nr_fds = 1;
 	page_add(&page, t);

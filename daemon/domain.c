@@ -299,10 +299,10 @@ bool exl3_domain_send(struct exl3_domain *d, enum exl3_sup_type type, unsigned f
 void exl3_domains_model_spec(const struct exl3_domains *all, const struct exl3_config_model *m,
 			     char text[EXL3_SUP_TEXT_MAX])
 {
-	snprintf(text, EXL3_SUP_TEXT_MAX, "%s=%s,device=%s", m->name, m->path,
-		 m->device          ? m->device
-		 : all->cfg->device ? all->cfg->device
-				    : "0");
+	exl3_config_model_spec(text, EXL3_SUP_TEXT_MAX, m->name, m->path, m->device_tensors,
+			       m->device          ? m->device
+			       : all->cfg->device ? all->cfg->device
+						  : "0");
 }
 
 static void hear_all(struct exl3_domain *d, bool all);

@@ -300,8 +300,8 @@ void exl3_models_answer(struct exl3_models *all, const char *name, const struct 
 }
 
 int exl3_models_load(struct exl3_models *all, const char *name, const char *path,
-		     const struct exl3_device *device, bool at_start, struct exl3_registered **ret,
-		     struct exl3_error *err)
+		     const struct exl3_device *device, bool device_tensors, bool at_start,
+		     struct exl3_registered **ret, struct exl3_error *err)
 {
 	struct exl3_registered *reg, *old, **p;
 	int rc;
@@ -333,6 +333,7 @@ int exl3_models_load(struct exl3_models *all, const char *name, const char *path
 		exl3_registered_put(reg);
 		return rc;
 	}
+	reg->model->device_tensors = device_tensors;
 	if (old)
 		exl3_models_unload(old); /* only the reason of its failure is left of it */
 	reg->state = EXL3_MODEL_LOADING;

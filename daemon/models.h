@@ -79,10 +79,10 @@ void exl3_models_unload_all(struct exl3_models *all);
 
 struct exl3_registered *exl3_models_find(const struct exl3_models *all, const char *name);
 
-/* Starts a load onto @device, in place of one that failed. -EEXIST: the name is taken; -EINVAL; -ENOMEM. */
+/* Starts a load onto @device, in place of one that failed; @device_tensors: a copy of the unquantized ones too. -EEXIST: the name is taken; -EINVAL; -ENOMEM. */
 int exl3_models_load(struct exl3_models *all, const char *name, const char *path,
-		     const struct exl3_device *device, bool at_start, struct exl3_registered **ret,
-		     struct exl3_error *err);
+		     const struct exl3_device *device, bool device_tensors, bool at_start,
+		     struct exl3_registered **ret, struct exl3_error *err);
 /* The answer to want(): @fds (taken in any case) to adopt from, or NULL: there is nothing, read the files.
  * Nothing happens if no model of that name has asked. @flags: EXL3_ADOPT_VERIFY_ALL. */
 void exl3_models_answer(struct exl3_models *all, const char *name, const struct exl3_kept_fds *fds,

@@ -86,6 +86,8 @@ void exl3_model_unload_parts(struct exl3_model *m)
 	m->weight_bytes = m->tensor_bytes = m->overhead_bytes = 0;
 	if (m->slab)
 		m->slab = m->ops->slab_free(m->slab);
+	if (m->tensor_slab)
+		m->tensor_slab = m->ops->slab_free(m->tensor_slab);
 	exl3_closep(&m->tensor_fd);
 	exl3_closep(&m->manifest_fd);
 }
@@ -251,7 +253,8 @@ static void write_manifest(struct exl3_model *m, const struct exl3_plan *plan)
 static int load_plan(struct exl3_model *m, const struct exl3_modelconf *conf,
 		     struct exl3_plan *plan, struct exl3_error *err)
 {
-	int rc = check_device_memory(m, plan->layout.slab_bytes, err);
+	uint64_t copies = exl3_model_device_tensor_bytes(m, plan->layout.tensor_bytes);
+	int rc = check_device_memory(m, plan->layout.slab_bytes + copies, err);
 
 	if (rc == 0 && exl3_fault("weights.slab"))
 		rc = exl3_errf(err, -ENOMEM, "no memory for weights (fault injection)");
@@ -273,6 +276,9 @@ static int load_plan(struct exl3_model *m, const struct exl3_modelconf *conf,
 		return rc;
 	m->weight_bytes = plan->layout.weight_bytes;
 	m->tensor_bytes = plan->layout.tensor_bytes;
+	rc = exl3_model_place_tensors(m, err);
+	if (rc < 0)
+		return rc;
 	m->overhead_bytes = m->slab->bytes - plan->layout.weight_bytes;
 	m->matrices = exl3_take_ptr(&plan->matrices);
 	m->nr_matrices = plan->nr_matrices;

@@ -96,6 +96,8 @@ struct exl3_model {
 	struct exl3_dev *dev;
 	struct exl3_slab *slab; /* owned */
 	int tensor_fd;          /* owned; sealed read-only memfd of the unquantized tensors, or -1 */
+	struct exl3_slab *tensor_slab; /* owned; a copy of them for clients, or NULL: not wanted */
+	bool device_tensors;           /* wanted; set before the load */
 	int manifest_fd;        /* owned; what another worker adopts it with (manifest.h), or -1 */
 	struct exl3_origin origin;
 
@@ -164,6 +166,13 @@ const struct exl3_tensor_desc *exl3_model_find_tensor(const struct exl3_model *m
 
 /* A new read-only fd of the file with the unquantized tensors, for a client. -ENOENT: has none. */
 int exl3_model_tensor_fd(const struct exl3_model *model, int *ret, struct exl3_error *err);
+
+/* device_tensors.c: what the copy of so many bytes will take of the device's memory; makes it, at the end of a
+ * load or an adoption (0 if none is wanted); a new fd of it for a client, and its size. */
+uint64_t exl3_model_device_tensor_bytes(const struct exl3_model *model, uint64_t tensor_bytes);
+int exl3_model_place_tensors(struct exl3_model *model, struct exl3_error *err);
+int exl3_model_device_tensor_fd(const struct exl3_model *model, int *ret, uint64_t *bytes,
+				struct exl3_error *err);
 
 /* For adopt.c: addresses of all matrices, now that there is a slab; everything that a load made. */
 void exl3_model_set_addresses(struct exl3_model *model);

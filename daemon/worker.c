@@ -44,8 +44,8 @@ void exl3_worker_keep_model(struct exl3_worker *w, const struct exl3_registered 
 {
 	char spec[EXL3_SUP_TEXT_MAX];
 
-	/* With the device, so that nothing in the path is taken for one. */
-	snprintf(spec, sizeof(spec), "%s=%s,device=%s", reg->name, reg->path, reg->device->spec);
+	exl3_config_model_spec(spec, sizeof(spec), reg->name, reg->path, reg->model->device_tensors,
+			       reg->device->spec);
 	exl3_worker_tell(w, EXL3_SUP_ADDED, spec);
 }
 
@@ -265,7 +265,8 @@ static void reload_go(struct exl3_worker *w)
 			continue;
 		device = exl3_devices_find(&w->devices, m->device, &err);
 		if (!device ||
-		    exl3_models_load(&w->models, m->name, m->path, device, false, &reg, &err) < 0) {
+		    exl3_models_load(&w->models, m->name, m->path, device, m->device_tensors, false, &reg,
+				     &err) < 0) {
 			exl3_err("reload: %s", err.text);
 			exl3_worker_tell(w, EXL3_SUP_FAILED, m->name);
 		} else {
@@ -332,7 +333,8 @@ static void follow_load(struct exl3_worker *w, const char *spec)
 				exl3_devices_find(&w->devices, one.models[0].device, &err);
 
 			rc = device ? exl3_models_load(&w->models, one.models[0].name,
-						       one.models[0].path, device, false, &reg, &err)
+						       one.models[0].path, device,
+						       one.models[0].device_tensors, false, &reg, &err)
 				    : err.code;
 		} else if (reg && strcmp(reg->path, one.models[0].path) != 0) {
 			exl3_warn("model %s: this domain has loaded it from %s, another one from %s",
@@ -542,8 +544,8 @@ static int start_loads(struct exl3_worker *w, struct exl3_error *err)
 		const struct exl3_config_model *m = &w->cfg->models[i];
 		const struct exl3_device *device = exl3_devices_find(&w->devices, m->device, err);
 		struct exl3_registered *reg;
-		int rc = device ? exl3_models_load(&w->models, m->name, m->path, device, !m->by_client,
-						   &reg, err)
+		int rc = device ? exl3_models_load(&w->models, m->name, m->path, device,
+						   m->device_tensors, !m->by_client, &reg, err)
 				: err->code;
 
 		if (rc < 0 && !m->by_client)

@@ -96,3 +96,31 @@ def test_where_mla_runs(env):
     rc, _, err = d.ctl("run", "mla", "--q", q, "--kv", kv, "--indices", indices, "--scale", "0.125", "-o", o,
                        "--device", "cpu:7")
     check(rc == 3 and "not open" in err, f"MLA on a device that is not open: status {rc}, {err}")
+
+
+def test_unquantized_tensors_on_the_device(env):
+    """A copy that clients can import, for those that the policy trusts with it; also in the next worker."""
+    name = "model.embed_tokens.weight"
+    d = env.daemon((f"host={TINY}", f"device={TINY},unquantized=device"), ("--tenant", "default:mapped=yes"))
+    gpu = env.backend != "cpu"
+    held = {m["name"]: m.get("device_tensor_bytes", 0) for m in d.json("models")["models"]}
+    equal((held["host"], held["device"] > 0), (0, gpu), "bytes of the copies")
+
+    def opens(model, sock=d.sock):
+        return env.run(env.program("tests/integration/device_tensor"), sock, model, name)
+    for _ in range(2):
+        rc, out, err = opens("device")
+        check(rc == 0 and out.startswith(f"{first(env)} {'gpu' if gpu else 'host'} "), f"status {rc}: {out}{err}")
+        rc, out, err = opens("host")
+        check(rc == (3 if gpu else 0) and (not gpu or "unquantized = device" in err), f"status {rc}: {out}{err}")
+        before = d.worker_pid()
+        os.kill(before, signal.SIGKILL)
+        wait_for(lambda: d.ctl("status")[0] == 0 and d.worker_pid() != before, "another worker")
+        d.wait_ready()
+    d.ctl_ok("load", f"later={TINY}", "--unquantized", "device")
+    equal(opens("later")[0], 0, "status for a model that was loaded at run time")
+    rc, _, err = d.ctl("load", f"wrong={TINY}", "--unquantized", "moon")
+    check(rc == 2 and "host or device" in err, f"status {rc}: {err}")
+    d = env.daemon((f"device={TINY},unquantized=device",))
+    rc, out, err = opens("device", d.sock)
+    check(rc == (3 if gpu else 0) and (not gpu or "mapped" in err), f"a tenant that may not: status {rc}: {out}{err}")

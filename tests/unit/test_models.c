@@ -63,7 +63,7 @@ static struct exl3_registered *load(struct rig *r, const char *name)
 	struct exl3_registered *reg = NULL;
 	struct exl3_error err;
 
-	test_code(exl3_models_load(&r->all, name, r->path, &r->device, false, &reg, &err), 0, &err);
+	test_code(exl3_models_load(&r->all, name, r->path, &r->device, false, false, &reg, &err), 0, &err);
 	return reg;
 }
 
@@ -78,7 +78,7 @@ static void load_use_unload(void **state)
 	reg = load(&r, "a");
 	assert_int_equal(exl3_models_usable(reg, &err), -EAGAIN);
 	assert_non_null(strstr(err.text, "still loading"));
-	assert_int_equal(exl3_models_load(&r.all, "a", r.path, &r.device, false, &other, &err), -EEXIST);
+	assert_int_equal(exl3_models_load(&r.all, "a", r.path, &r.device, false, false, &other, &err), -EEXIST);
 	wait_event(&r, EXL3_MODELS_LOADED, 1);
 	assert_int_equal(exl3_models_usable(reg, &err), 0);
 	assert_ptr_equal(exl3_models_find(&r.all, "a"), reg);
@@ -113,9 +113,9 @@ static void refusals(void **state)
 
 	(void)state;
 	rig_open(&r);
-	assert_int_equal(exl3_models_load(&r.all, "a", "relative", &r.device, false, &reg, &err), -EINVAL);
-	assert_int_equal(exl3_models_load(&r.all, "a b", r.path, &r.device, false, &reg, &err), -EINVAL);
-	assert_int_equal(exl3_models_load(&r.all, "", r.path, &r.device, false, &reg, &err), -EINVAL);
+	assert_int_equal(exl3_models_load(&r.all, "a", "relative", &r.device, false, false, &reg, &err), -EINVAL);
+	assert_int_equal(exl3_models_load(&r.all, "a b", r.path, &r.device, false, false, &reg, &err), -EINVAL);
+	assert_int_equal(exl3_models_load(&r.all, "", r.path, &r.device, false, false, &reg, &err), -EINVAL);
 	assert_null(r.all.list);
 	/* A load that fails stays listed, with its reason, until it is unloaded or loaded again. */
 	fake.fail_slab = true;
@@ -144,7 +144,7 @@ static void load_again_after_a_failure(void **state)
 	fake.fail_slab = true;
 	failed = load(&r, "a");
 	wait_event(&r, EXL3_MODELS_FAILED, 1);
-	assert_int_equal(exl3_models_load(&r.all, "a", "relative", &r.device, false, &reg, &err), -EINVAL);
+	assert_int_equal(exl3_models_load(&r.all, "a", "relative", &r.device, false, false, &reg, &err), -EINVAL);
 	assert_ptr_equal(exl3_models_find(&r.all, "a"), failed);
 	failed = load(&r, "a"); /* fails again */
 	wait_event(&r, EXL3_MODELS_FAILED, 2);
@@ -153,12 +153,12 @@ static void load_again_after_a_failure(void **state)
 	fake.fail_slab = false;
 	reg = load(&r, "a");
 	assert_ptr_equal(exl3_models_find(&r.all, "a"), reg);
-	assert_int_equal(exl3_models_load(&r.all, "a", r.path, &r.device, false, &failed, &err), -EEXIST);
+	assert_int_equal(exl3_models_load(&r.all, "a", r.path, &r.device, false, false, &failed, &err), -EEXIST);
 	wait_event(&r, EXL3_MODELS_LOADED, 1);
 	wait_event(&r, EXL3_MODELS_GONE, 2);
 	assert_int_equal(exl3_models_usable(reg, &err), 0);
 	assert_int_equal(r.all.nr, 1);
-	assert_int_equal(exl3_models_load(&r.all, "a", r.path, &r.device, false, &failed, &err), -EEXIST);
+	assert_int_equal(exl3_models_load(&r.all, "a", r.path, &r.device, false, false, &failed, &err), -EEXIST);
 	rig_close(&r);
 }
 
