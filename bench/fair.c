@@ -3,7 +3,7 @@
  * fair.c - shares of several tenants that want more than the device has, and a light one beside a flood.
  *
  *   build/bench/fair [--daemon FILE] [--backend B] --model DIR [--module NAME] [--mlp] [--rows N]
- *                    [--chunk-us N] [--spin-us N] [--seconds S] [-o FILE]
+ *                    [--chunk-us N] [--spin-us N] [--arena host|device] [--seconds S] [-o FILE]
  *
  * Needs root: tenants are told apart by uid, and every client process here is another one. Modes:
  *   shares-1:1:1, shares-1:2:4   three tenants of these weights, two clients each, which keep 8 requests in
@@ -17,6 +17,7 @@
 #include "bench/bench.h"
 #include "client/internal.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <grp.h>
 #include <signal.h>
@@ -33,7 +34,7 @@
 
 struct options {
 	const char *daemon, *backend, *model, *module, *output;
-	bool mlp;
+	bool mlp, device_memory;
 	unsigned rows, chunk_us, spin_us;
 	double seconds;
 	char dir[64], socket[96];
@@ -87,6 +88,7 @@ static pid_t daemon_start(const struct options *o, const unsigned weight[TENANTS
 	argv[n++] = "--model", argv[n++] = model;
 	argv[n++] = "--chunk-us", argv[n++] = chunk;
 	argv[n++] = "--spin-us", argv[n++] = spin;
+	argv[n++] = "--mps", argv[n++] = "off"; /* no client runs kernels of its own */
 	for (int t = 0; t < TENANTS; t++) {
 		snprintf(text[t][0], sizeof(text[t][0]), "t%d:users=%d", t, UID + t);
 		snprintf(text[t][1], sizeof(text[t][1]), "t%d:weight=%u", t, weight[t] * 100);
@@ -151,6 +153,19 @@ struct work {
 	exl3_ref x, y;
 };
 
+/* The process becomes one with CUDA of its own, as a framework is. */
+static void start_cuda(void)
+{
+	void *cuda = dlopen("libcuda.so.1", RTLD_NOW), *context;
+	int (*init)(unsigned) = cuda ? (int (*)(unsigned))dlsym(cuda, "cuInit") : NULL;
+	int (*retain)(void **, int) =
+		cuda ? (int (*)(void **, int))dlsym(cuda, "cuDevicePrimaryCtxRetain") : NULL;
+	int (*current)(void *) = cuda ? (int (*)(void *))dlsym(cuda, "cuCtxSetCurrent") : NULL;
+
+	if (!init || !retain || !current || init(0) || retain(&context, 0) || current(context))
+		die("no CUDA in a client process");
+}
+
 static int work_open(const struct options *o, unsigned rows, struct work *w)
 {
 	struct exl3_module_info info;
@@ -162,7 +177,10 @@ static int work_open(const struct options *o, unsigned rows, struct work *w)
 	    exl3_module_open(m, o->module, o->mlp ? EXL3_KIND_MLP : EXL3_KIND_LINEAR, &w->mod) < 0)
 		return -1;
 	exl3_module_get_info(w->mod, &info);
-	if (exl3_arena_new(w->c, 2ull * rows * (info.k_logical + info.n_logical) + 8192, &arena) < 0)
+	if (o->device_memory)
+		start_cuda();
+	if ((o->device_memory ? exl3_arena_new_device : exl3_arena_new)(
+		    w->c, 2ull * rows * (info.k_logical + info.n_logical) + 8192, &arena) < 0)
 		return -1;
 	w->x = exl3_arena_ref(arena, exl3_arena_alloc(arena, 2ull * rows * info.k_logical));
 	w->y = exl3_arena_ref(arena, exl3_arena_alloc(arena, 2ull * rows * info.n_logical));
@@ -405,6 +423,8 @@ static void parse_options(struct options *o, int argc, char **argv)
 			o->model = v;
 		else if (!strcmp(argv[i], "--module"))
 			o->module = v;
+		else if (!strcmp(argv[i], "--arena"))
+			o->device_memory = !strcmp(v, "device");
 		else if (!strcmp(argv[i], "--rows"))
 			o->rows = (unsigned)atoi(v);
 		else if (!strcmp(argv[i], "--chunk-us"))
@@ -433,7 +453,7 @@ int main(int argc, char **argv)
 			    .chunk_us = 1000,
 			    .spin_us = sysconf(_SC_NPROCESSORS_ONLN) >= 8 ? 5000 : 50,
 			    .seconds = 4};
-	char machine[128], text[128], path[128];
+	char machine[128], text[160], path[128];
 	struct bench_file f;
 	double load = 0;
 
@@ -457,8 +477,8 @@ int main(int argc, char **argv)
 	else
 		snprintf(machine, sizeof(machine), "%ld processors, load %.1f before",
 			 sysconf(_SC_NPROCESSORS_ONLN), load);
-	snprintf(text, sizeof(text), "chunk-us %u, spin-us %u, requests of %u rows (shares: a sixteenth)", o.chunk_us,
-		 o.spin_us, o.rows);
+	snprintf(text, sizeof(text), "chunk-us %u, spin-us %u, requests of %u rows (shares: a sixteenth), %s arenas", o.chunk_us,
+		 o.spin_us, o.rows, o.device_memory ? "device" : "host");
 	snprintf(path, sizeof(path), "bench/results/fair_%s.csv", o.backend);
 	f = bench_open(o.output ? o.output : path, argc, argv, machine, text,
 		       "mode,weight,rows_per_s,share,p50_us,p99_us,chunk_us,jain");
