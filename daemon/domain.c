@@ -657,7 +657,7 @@ void exl3_domain_retry(struct exl3_domain *d)
 		return;
 	exl3_info("%strying again", exl3_domain_label(d));
 	d->restarts = 0;
-	d->mps_off = false;
+	d->mps_failed_ns = 0;
 	d->window_start_ns = exl3_now_ns();
 	if (exl3_domain_start(d, &err) < 0) {
 		exl3_err("%s%s", exl3_domain_label(d), err.text);

@@ -88,7 +88,7 @@ struct exl3_domain {
 	char reason[256]; /* why the worker ends, if somebody knows */
 	/* of domain_mps.c */
 	struct exl3_mps mps;
-	bool mps_off; /* it was tried and is not to be had here */
+	uint64_t mps_failed_ns; /* when it was tried and not to be had; 0: never */
 };
 
 void exl3_domain_init(struct exl3_domain *d, struct exl3_domains *all, const char *name);

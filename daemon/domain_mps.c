@@ -12,6 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define AGAIN_NS 60000000000ull /* after a failure, generations of this time go without */
+
 int exl3_domains_mps_init(struct exl3_domains *all, struct exl3_error *err)
 {
 	const struct exl3_config *cfg = all->cfg;
@@ -66,7 +68,7 @@ static void on_up(void *arg, int code, const char *why)
 			exl3_domain_back_off(d);
 			return;
 		}
-		d->mps_off = true;
+		d->mps_failed_ns = exl3_now_ns();
 		exl3_warn("%sgoing on without MPS", exl3_domain_label(d));
 	}
 	if (exl3_domain_start_worker(d, &err) < 0) {
@@ -93,7 +95,9 @@ int exl3_domain_mps_start(struct exl3_domain *d, struct exl3_error *err)
 	struct exl3_domains *all = d->all;
 	int rc;
 
-	if (all->mps == EXL3_MPS_OFF || d->mps_off)
+	if (all->mps == EXL3_MPS_OFF)
+		return 0;
+	if (d->mps_failed_ns && exl3_now_ns() - d->mps_failed_ns < AGAIN_NS)
 		return 0;
 	d->mps.loop = all->loop;
 	d->mps.program = all->cfg->mps_control;
@@ -109,17 +113,17 @@ int exl3_domain_mps_start(struct exl3_domain *d, struct exl3_error *err)
 	if (all->mps == EXL3_MPS_REQUIRE)
 		return rc;
 	exl3_warn("%s%s; going on without MPS", exl3_domain_label(d), err->text);
-	d->mps_off = true;
+	d->mps_failed_ns = exl3_now_ns();
 	return 0;
 }
 
 bool exl3_domain_mps_refused(struct exl3_domain *d)
 {
-	if (d->all->mps != EXL3_MPS_AUTO || d->mps_off || d->draining)
+	if (d->all->mps != EXL3_MPS_AUTO || d->draining)
 		return false;
 	exl3_warn("%sgoing on without MPS", exl3_domain_label(d));
 	exl3_domain_event(d, "mps", "not used: a worker could not serve in it");
-	d->mps_off = true;
+	d->mps_failed_ns = exl3_now_ns();
 	return true;
 }
 

@@ -121,6 +121,9 @@ static int make_folders(struct exl3_mps_server *s, struct exl3_error *err)
 				 s->mps->base);
 	}
 	exl3_mps_log_dir(s->dir, log);
+	/* A daemon that has just handed over to us may have removed what it thought was its own. */
+	if (access(s->mps->base, F_OK) < 0 && make_dir(s->mps->base, 0711, err) < 0)
+		return err->code;
 	rc = exl3_fault("mps.folder") ? exl3_errf(err, -ENOSPC, "MPS: no folder")
 				      : make_dir(s->dir, 0711, err);
 	return rc < 0 ? rc : make_dir(log, 0700, err);

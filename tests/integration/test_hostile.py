@@ -244,7 +244,12 @@ def test_few_descriptors(env):
 def before_pid(d):
     """The worker, without a connection of our own."""
     with open(f"/proc/{d.proc.pid}/task/{d.proc.pid}/children") as f:
-        return f.read().split()[0]
+        children = f.read().split()
+    for pid in children:
+        with open(f"/proc/{pid}/comm") as f:
+            if f.read().strip() == "exl3-worker":
+                return pid
+    return "gone"
 
 
 def test_memory_limit(env):
