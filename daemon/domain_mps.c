@@ -6,6 +6,7 @@
 #include "daemon/domain_priv.h"
 
 #include "daemon/log.h"
+#include "daemon/mps_acl.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -90,6 +91,13 @@ static void on_lost(void *arg, const char *why)
 	}
 }
 
+static int protect(void *arg, const char *dir, struct exl3_error *err)
+{
+	struct exl3_domain *d = arg;
+
+	return exl3_mps_acl_set(dir, d->all->cfg, (size_t)(d - d->all->list), err);
+}
+
 int exl3_domain_mps_start(struct exl3_domain *d, struct exl3_error *err)
 {
 	struct exl3_domains *all = d->all;
@@ -103,6 +111,7 @@ int exl3_domain_mps_start(struct exl3_domain *d, struct exl3_error *err)
 	d->mps.program = all->cfg->mps_control;
 	d->mps.base = all->mps_base;
 	d->mps.index = (unsigned)(d - all->list);
+	d->mps.protect = protect;
 	d->mps.up = on_up;
 	d->mps.lost = on_lost;
 	d->mps.arg = d;

@@ -125,8 +125,26 @@ static int make_folders(struct exl3_mps_server *s, struct exl3_error *err)
 	if (access(s->mps->base, F_OK) < 0 && make_dir(s->mps->base, 0711, err) < 0)
 		return err->code;
 	rc = exl3_fault("mps.folder") ? exl3_errf(err, -ENOSPC, "MPS: no folder")
-				      : make_dir(s->dir, 0711, err);
-	return rc < 0 ? rc : make_dir(log, 0700, err);
+				      : make_dir(s->dir, 0700, err);
+	if (rc == 0)
+		rc = make_dir(log, 0700, err);
+	return rc < 0 ? rc : s->mps->protect(s->mps->arg, s->dir, err);
+}
+
+static void protect_again(struct exl3_mps_server *s)
+{
+	struct exl3_error err;
+
+	if (s->mps->protect(s->mps->arg, s->dir, &err) < 0)
+		exl3_err("%s", err.text);
+}
+
+void exl3_mps_protect(struct exl3_mps *mps)
+{
+	if (mps->now)
+		protect_again(mps->now);
+	for (struct exl3_mps_server *s = mps->old; s; s = s->next)
+		protect_again(s);
 }
 
 /* ---- children ---- */

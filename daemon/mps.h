@@ -12,8 +12,8 @@
  *   STARTING -> UP (its socket is there) -> RETIRED (quit was sent) -> gone
  *   STARTING -> gone (too slow, or it ended): up() with a reason     UP -> gone (it ended): lost()
  *
- * Only root's server takes other users (tests/gpu/facts/mps_control.cu). Who may join: whoever knows the folder's name. Its path has 64 random bits, the folder above it can be
- * entered and not listed, and the name is told to the domain's clients only.
+ * Who may join: only root's server takes other users (tests/gpu/facts/mps_control.cu), and only the domain's
+ * users can enter its folder (mps_acl.h).
  */
 #ifndef EXL3_DAEMON_MPS_H
 #define EXL3_DAEMON_MPS_H
@@ -33,6 +33,8 @@ struct exl3_mps {
 	const char *program;    /* nvidia-cuda-mps-control, or its path */
 	const char *base;       /* folder of exl3_mps_base() */
 	unsigned index;         /* of the domain */
+	/* Makes a folder that was just made one of the domain's users; or again, when they are others. */
+	int (*protect)(void *arg, const char *dir, struct exl3_error *err);
 	/* The start has ended: 0, or a negative errno and why. Not called after exl3_mps_stop(). */
 	void (*up)(void *arg, int code, const char *why);
 	/* The one that was up has ended by itself: its clients' contexts are lost. */
@@ -62,6 +64,8 @@ int exl3_mps_start(struct exl3_mps *mps, uint32_t generation, struct exl3_error 
 const char *exl3_mps_pipe(const struct exl3_mps *mps);
 /* The log folder belonging to a pipe folder. @ret: EXL3_MPS_DIR_MAX + 8 bytes. */
 void exl3_mps_log_dir(const char *pipe, char *ret);
+/* The domain's users are others: so are those who may enter its folders. */
+void exl3_mps_protect(struct exl3_mps *mps);
 /* Its worker has died: it takes no newcomers and ends with its last client. */
 void exl3_mps_retire(struct exl3_mps *mps);
 /* waitpid() has returned @pid; false: it is none of these. */

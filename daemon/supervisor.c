@@ -379,6 +379,8 @@ static void reload(struct supervisor *s)
 	if (!exl3_config_reload_domains(s->cfg, &fresh))
 		exl3_warn("the domains of the configuration are others: needs a restart of the "
 			  "daemon");
+	for (uint32_t i = 0; i < s->nr_domains; i++)
+		exl3_mps_protect(&s->domains[i].mps);
 	/* New models are loaded; those that are no longer named stay until they are unloaded. */
 	for (size_t i = 0; i < fresh.nr_models; i++) {
 		if (find_model(s, fresh.models[i].name))

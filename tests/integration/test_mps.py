@@ -3,10 +3,11 @@
 import os
 import signal
 import stat
+import subprocess
 import time
 
-from harness import HERE, check, equal, wait_for
-from test_domains import AS_BATCH, daemon, kill_worker, one_request, status
+from harness import HERE, Skipped, check, equal, wait_for
+from test_domains import AS_BATCH, AS_TEAM, BATCH, TEAM_GID, daemon, kill_worker, one_request, status
 
 DEVICE = False
 
@@ -96,6 +97,37 @@ def test_domains_have_their_own(env):
     equal(status(d)["mps_pipe"], ours, "the other domain's server")
     equal(d.stop(), 0, "status after SIGTERM")
     check(not any(alive(p) for p in started(env)), "a control daemon is left")
+
+
+def enters(pipe, **who):
+    return subprocess.run(["test", "-e", pipe + "/control"], check=False, **who).returncode == 0
+
+
+def test_who_may_enter(env):
+    """The kernel lets a domain's users into its folder, others not, also after SIGHUP; names are no secret."""
+    if os.getuid() != 0:
+        raise Skipped("needs root, to be several users")
+    os.chmod(env.tmp, 0o711)
+    conf, env.mode = env.path("who.conf"), env.path("fake-who")
+
+    def write(text):
+        with open(conf, "w") as f:
+            f.write(text)
+    write(f"[domain batch]\nusers = {BATCH}\n[domain team]\nusers = @{TEAM_GID}\n")
+    d = env.daemon((), ["--config", conf, "--mps-control", os.path.join(HERE, "fake_mps.sh")], environ={"FAKE_MPS": env.mode})
+    who = {"default": dict(AS_BATCH, user=BATCH + 7), "batch": AS_BATCH, "team": AS_TEAM}
+    pipes = {name: status(d, **w)["mps_pipe"] for name, w in who.items()}
+    equal(len(set(pipes.values()) - {""}), 3, f"folders {pipes}")
+    for name, w in who.items():
+        for other, pipe in pipes.items():
+            equal(enters(pipe, **w), name == other, f"somebody of {name} in the folder of {other}")
+    check(enters(pipes["batch"], **dict(AS_BATCH, extra_groups=[TEAM_GID])), "a user of one and a group of another: the user counts")
+    check(not enters(pipes["team"], **dict(AS_BATCH, extra_groups=[TEAM_GID])), "a user of one and a group of another, there")
+    write(f"[domain batch]\nusers = {BATCH + 7}\n[domain team]\nusers = @{TEAM_GID}\n")
+    d.proc.send_signal(signal.SIGHUP)
+    wait_for(lambda: enters(pipes["batch"], **who["default"]), "the new user")
+    check(not enters(pipes["batch"], **AS_BATCH) and enters(pipes["default"], **AS_BATCH), "the old one")
+    equal(d.stop(), 0, "status after SIGTERM")
 
 
 def test_a_slow_one(env):
