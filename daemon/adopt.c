@@ -22,6 +22,7 @@
 
 #define SAMPLES      64u /* pieces that are hashed where not all of them are */
 #define VERIFIERS    4u  /* threads, where all of them are */
+#define BATCH        16u /* pieces that one of these reads at a time */
 #define TENSOR_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
 
 /* ---- hashes ---- */
@@ -41,6 +42,7 @@ struct verify {
 	const struct exl3_manifest *man;
 	uint64_t pick[SAMPLES];
 	uint32_t nr_picks; /* 0: every piece */
+	uint32_t batch;    /* pieces that are taken at a time */
 
 	pthread_mutex_t lock; /* all that follows */
 	uint32_t next_pick;
@@ -53,7 +55,7 @@ struct verify {
 
 struct verifier {
 	struct verify *v;
-	char *buf; /* owned; EXL3_PIECE bytes of staging memory */
+	char *buf; /* owned; staging memory for a batch */
 	pthread_t thread;
 	bool started;
 };
@@ -146,31 +148,53 @@ static int check_hash(const struct verify *v, const struct piece *p, const char 
 			 (unsigned long long)p->into);
 }
 
-/* One piece; false: that was all, or somebody has failed. */
+/* Reads pieces [0, nr) into @buf, one behind the other. Those of the slab lie so too: one read for a run of them. */
+static int read_batch(struct verify *v, const struct piece *p, uint32_t nr, char *buf,
+		      struct exl3_error *err)
+{
+	const struct exl3_model *m = v->m;
+	int rc = 0;
+
+	for (uint32_t i = 0, n; rc == 0 && i < nr; i += n) {
+		size_t bytes = p[i].bytes;
+
+		for (n = 1; i + n < nr && p[i + n].in_slab == p[i].in_slab &&
+			    p[i + n].offset == p[i].offset + bytes;
+		     n++)
+			bytes += p[i + n].bytes;
+		if (exl3_fault("adopt.read"))
+			rc = exl3_errf(err, -EIO, "reading what was kept (fault injection)");
+		else if (p[i].in_slab)
+			rc = m->ops->slab_read(m->slab, p[i].offset, buf, bytes, err);
+		else
+			rc = exl3_pread_all(m->tensor_fd, p[i].name, buf, bytes, p[i].offset, err);
+		buf += bytes;
+	}
+	return rc;
+}
+
+/* Some pieces; false: that was all, or somebody has failed. */
 static bool verify_next(struct verify *v, char *buf)
 {
+	struct piece p[BATCH];
 	struct exl3_error err;
-	struct piece p;
-	bool more;
+	uint32_t nr = 0;
 	int rc = 0;
 
 	pthread_mutex_lock(&v->lock);
-	more = v->rc == 0 && next_wanted(v, &p);
-	if (more && v->m->cancel)
+	while (v->rc == 0 && nr < v->batch && next_wanted(v, &p[nr]))
+		nr++;
+	if (nr && v->m->cancel)
 		rc = exl3_errf(&err, -ECANCELED, "it was cancelled");
-	if (more && rc == 0 && p.in_slab)
-		rc = exl3_fault("adopt.read")
-			     ? exl3_errf(&err, -EIO, "reading a slab (fault injection)")
-			     : v->m->ops->slab_read(v->m->slab, p.offset, buf, p.bytes, &err);
+	if (rc == 0)
+		rc = read_batch(v, p, nr, buf, &err);
 	pthread_mutex_unlock(&v->lock);
-	if (!more)
-		return false;
-	if (rc == 0 && !p.in_slab)
-		rc = exl3_pread_all(v->m->tensor_fd, p.name, buf, p.bytes, p.offset, &err);
+	for (uint32_t i = 0; rc == 0 && i < nr; i++) {
+		rc = check_hash(v, &p[i], buf, &err);
+		buf += p[i].bytes;
+	}
 	if (rc == 0)
-		rc = check_hash(v, &p, buf, &err);
-	if (rc == 0)
-		return true;
+		return nr > 0;
 	pthread_mutex_lock(&v->lock);
 	if (v->rc == 0) {
 		v->rc = rc;
@@ -197,7 +221,7 @@ static int run_verifiers(struct verify *v, struct verifier *threads, struct exl3
 
 	for (unsigned i = 0; i < nr; i++) {
 		threads[i].v = v;
-		threads[i].buf = m->ops->staging_new(m->dev, EXL3_PIECE);
+		threads[i].buf = m->ops->staging_new(m->dev, v->batch * (size_t)EXL3_PIECE);
 		if (!threads[i].buf && !i)
 			return exl3_errf(err, -ENOMEM, "no memory to verify them");
 	}
@@ -224,11 +248,13 @@ static int verify(struct exl3_model *m, const struct exl3_manifest *man, bool al
 
 	if (!all)
 		pick_samples(&v);
+	v.batch = v.nr_picks ? 1 : BATCH;
 	look_at_range(&v);
 	rc = run_verifiers(&v, threads, err);
 	for (unsigned i = 0; i < VERIFIERS; i++) {
 		if (threads[i].buf)
-			m->ops->staging_free(m->dev, threads[i].buf, EXL3_PIECE);
+			m->ops->staging_free(m->dev, threads[i].buf,
+					     v.batch * (size_t)EXL3_PIECE);
 	}
 	pthread_mutex_destroy(&v.lock);
 	return rc;

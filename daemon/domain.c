@@ -255,10 +255,10 @@ void exl3_domain_connected(struct exl3_domain *d, int fd)
 bool exl3_domain_tell(struct exl3_domain *d, enum exl3_sup_type type, unsigned flags,
 		      const char *text)
 {
-	return exl3_domain_send(d, type, flags, text, NULL, 0);
+	return exl3_domain_send(d, type, flags, 0, text, NULL, 0);
 }
 
-bool exl3_domain_send(struct exl3_domain *d, enum exl3_sup_type type, unsigned flags,
+bool exl3_domain_send(struct exl3_domain *d, enum exl3_sup_type type, unsigned flags, uint64_t id,
 		      const char *text, const int *fds, unsigned nr_fds)
 {
 	const size_t head = offsetof(struct exl3_sup_msg, text);
@@ -280,6 +280,7 @@ bool exl3_domain_send(struct exl3_domain *d, enum exl3_sup_type type, unsigned f
 	msg->generation = d->generation;
 	msg->pid = getpid();
 	msg->instance = d->all->instance;
+	msg->id = id;
 	msg->interval_ns = d->all->beat_ns;
 	memcpy(p->data + head, text ? text : "", len);
 	for (; p->nr_fds < nr_fds; p->nr_fds++) {

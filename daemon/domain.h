@@ -103,7 +103,7 @@ void exl3_domain_connected(struct exl3_domain *d, int fd);
 bool exl3_domain_tell(struct exl3_domain *d, enum exl3_sup_type type, unsigned flags,
 		      const char *text);
 /* The same with descriptors: @nr_fds of them, at most EXL3_FDS_MAX; stay the caller's. */
-bool exl3_domain_send(struct exl3_domain *d, enum exl3_sup_type type, unsigned flags,
+bool exl3_domain_send(struct exl3_domain *d, enum exl3_sup_type type, unsigned flags, uint64_t id,
 		      const char *text, const int *fds, unsigned nr_fds);
 /* Accepted requests finish, then the worker ends; the second time it is killed. */
 void exl3_domain_drain(struct exl3_domain *d);

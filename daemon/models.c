@@ -111,6 +111,13 @@ static void done_free(struct exl3_job *job)
 	exl3_registered_put(reg);
 }
 
+static void close_kept(struct exl3_kept_fds *fds)
+{
+	exl3_closep(&fds->manifest);
+	exl3_closep(&fds->slab);
+	exl3_closep(&fds->tensors);
+}
+
 /* Frees the weights when nobody needs them any more. */
 static void try_free(struct exl3_registered *reg)
 {
@@ -120,6 +127,7 @@ static void try_free(struct exl3_registered *reg)
 		reg->asked = false; /* the answer will find nobody */
 		reg->all->nr_loading--;
 	}
+	close_kept(&reg->kept);
 	reg->dying = exl3_take_ptr(&reg->model);
 	reg->job = (struct exl3_job){.run = run_free, .done = done_free};
 	reg->job_busy = true;
@@ -161,26 +169,26 @@ void exl3_registered_unpin(struct exl3_registered *reg)
 
 /* ---- loading ---- */
 
-static void close_kept(struct exl3_kept_fds *fds)
-{
-	exl3_closep(&fds->manifest);
-	exl3_closep(&fds->slab);
-	exl3_closep(&fds->tensors);
-}
-
-static const struct exl3_kept_fds nothing_kept = {-1, -1, -1};
+static const struct exl3_kept_fds nothing_kept = {-1, -1, -1, 0};
 
 /* The files are others by now: they count. If they cannot be loaded, what was serving goes on serving. */
 static void load_changed(struct exl3_registered *reg)
 {
-	struct exl3_error err;
+	struct exl3_error why = reg->why, err;
 
 	if (exl3_model_load(reg->model) == 0)
 		return;
 	err = reg->model->error;
+	if (err.code == -ENOMEM && reg->all->generation <= 1) {
+		/* Whoever has started the daemon with new files wants them: the old weights make room. */
+		atomic_store(&reg->model->state, EXL3_MODEL_NEW);
+		reg->way = EXL3_MODELS_REFUSED_KEPT;
+		reg->why = why;
+		return;
+	}
 	if (err.code == -ECANCELED ||
 	    exl3_model_adopt(reg->model, &reg->kept, reg->adopt_flags | EXL3_ADOPT_ANY_FILES,
-			     &reg->why) < 0) {
+			     &why) < 0) {
 		/* Between the two looks at them they have become useless: the load's reason it is. */
 		reg->model->error = err;
 		atomic_store(&reg->model->state, EXL3_MODEL_FAILED);
@@ -190,30 +198,37 @@ static void load_changed(struct exl3_registered *reg)
 	reg->why = err;
 }
 
+static void adopt_kept(struct exl3_registered *reg)
+{
+	int rc;
+
+	reg->why.code = 0;
+	rc = exl3_model_adopt(reg->model, &reg->kept, reg->adopt_flags, &reg->why);
+	reg->why.code = rc;
+	reg->stale = rc == -ESTALE;
+	reg->way = rc == 0      ? EXL3_MODELS_ADOPTED
+		   : reg->stale ? EXL3_MODELS_STALE_KEPT
+				: EXL3_MODELS_REFUSED_KEPT;
+	if (!reg->stale)
+		close_kept(&reg->kept); /* here: the last one of a file gives all its pages back */
+}
+
 /* Its outcome is the model's state, the way and, for what was kept, the reason. */
 static void run_load(struct exl3_job *job)
 {
 	struct exl3_registered *reg = (struct exl3_registered *)job;
-	int rc;
 
-	reg->why.code = 0;
-	reg->way = EXL3_MODELS_FROM_FILES;
-	if (reg->kept.manifest < 0) {
-		exl3_model_load(reg->model);
+	if (reg->kept.manifest >= 0 && !reg->stale) {
+		adopt_kept(reg);
 		return;
 	}
-	rc = exl3_model_adopt(reg->model, &reg->kept, reg->adopt_flags, &reg->why);
-	if (rc == 0) {
-		reg->why.code = 0;
-		reg->way = EXL3_MODELS_ADOPTED;
-	} else if (rc == -ESTALE) {
-		reg->why.code = rc;
+	reg->way = EXL3_MODELS_FROM_FILES;
+	if (reg->stale)
 		load_changed(reg);
-	} else {
-		reg->why.code = rc;
-		reg->way = EXL3_MODELS_REFUSED_KEPT;
-	}
-	close_kept(&reg->kept); /* here: the last one of a file gives all its pages back */
+	else
+		exl3_model_load(reg->model);
+	reg->stale = false;
+	close_kept(&reg->kept);
 }
 
 static void log_ready(const struct exl3_registered *reg)
@@ -234,17 +249,19 @@ static void log_ready(const struct exl3_registered *reg)
 		exl3_warn("model %s: left out: %s", reg->name, model->skipped[i]);
 }
 
-/* It asks again, once what it was given is gone. */
-static void refuse_kept(struct exl3_registered *reg)
+/* It asks again; of those that were refused, once they are gone. */
+static void ask_again(struct exl3_registered *reg)
 {
 	struct exl3_models *all = reg->all;
+	bool refused = reg->way == EXL3_MODELS_REFUSED_KEPT;
 
-	exl3_warn("model %s: kept weights are not used: %s; loading it from its files", reg->name,
-		  reg->why.text);
+	if (refused)
+		exl3_warn("model %s: kept weights are not used: %s; loading it from its files",
+			  reg->name, reg->why.text);
 	reg->asked = true;
 	all->nr_loading++;
 	if (all->event)
-		all->event(all->arg, reg, EXL3_MODELS_REFUSED);
+		all->event(all->arg, reg, refused ? EXL3_MODELS_REFUSED : EXL3_MODELS_STALE);
 }
 
 static void done_load(struct exl3_job *job)
@@ -259,8 +276,8 @@ static void done_load(struct exl3_job *job)
 		try_free(reg);
 		return;
 	}
-	if (reg->way == EXL3_MODELS_REFUSED_KEPT) {
-		refuse_kept(reg);
+	if (reg->way == EXL3_MODELS_REFUSED_KEPT || reg->way == EXL3_MODELS_STALE_KEPT) {
+		ask_again(reg);
 		return;
 	}
 	if (atomic_load(&model->state) == EXL3_MODEL_READY) {
@@ -294,7 +311,12 @@ void exl3_models_answer(struct exl3_models *all, const char *name, const struct 
 		return;
 	}
 	reg->asked = false;
-	reg->kept = kept;
+	if (fds || !reg->stale) {
+		close_kept(&reg->kept); /* never the last one of a file: whoever gave them has them too */
+		reg->kept = kept;
+		reg->kept_id = kept.id;
+		reg->stale = false;
+	}
 	reg->adopt_flags = flags;
 	start_load(reg);
 }

@@ -10,7 +10,9 @@
  *
  * Where somebody keeps weights for later workers, a load begins with a question: want() is called, and
  * exl3_models_answer() says whether there are some to adopt. Some that cannot be used are reported (REFUSED),
- * so that they go before the same memory is needed again, and the question stands once more.
+ * so that they go before the same memory is needed again, and the question stands once more. So it does where
+ * the files have changed since (STALE): maybe somebody else has loaded those already; if not, the files are
+ * loaded, and if they are refused, what was kept is adopted all the same.
  */
 #ifndef EXL3_DAEMON_MODELS_H
 #define EXL3_DAEMON_MODELS_H
@@ -40,21 +42,26 @@ struct exl3_registered {
 	bool at_start;                            /* named by the configuration */
 	bool job_busy;
 	bool asked;                /* LOADING: waits for exl3_models_answer() */
-	struct exl3_kept_fds kept; /* owned; what it was answered; the job closes them */
+	bool stale;                /* kept is sound, the files are others */
+	struct exl3_kept_fds kept; /* owned; what it was answered; the job closes them, unless stale */
+	uint64_t kept_id;          /* of those it was answered last */
 	unsigned adopt_flags;      /* with them */
 	enum exl3_models_way {
 		EXL3_MODELS_FROM_FILES,
 		EXL3_MODELS_ADOPTED,
-		EXL3_MODELS_REFUSED_KEPT
+		EXL3_MODELS_REFUSED_KEPT,
+		EXL3_MODELS_STALE_KEPT
 	} way;                 /* how the load ended */
 	struct exl3_error why; /* code < 0: why weights were not adopted, or only because a load failed */
 };
 
-/* REFUSED: still LOADING; what was kept is not what it should be (reg->why) and is to be dropped. */
+/* Both still LOADING. REFUSED: what was kept is not what it should be (reg->why) and is to be dropped; STALE: it
+ * is sound, but of other files. */
 enum exl3_models_event {
 	EXL3_MODELS_LOADED,
 	EXL3_MODELS_FAILED,
 	EXL3_MODELS_REFUSED,
+	EXL3_MODELS_STALE,
 	EXL3_MODELS_GONE
 };
 

@@ -68,7 +68,8 @@ static void give(struct exl3_share *share, struct exl3_domain *d, struct exl3_ke
 {
 	unsigned flags = strcmp(share->cfg->adopt, "verify") == 0 ? EXL3_SUP_VERIFY_ALL : 0;
 
-	if (!exl3_domain_send(d, EXL3_SUP_KEPT, flags, set->head.name, set->fds, set->nr_fds)) {
+	if (!exl3_domain_send(d, EXL3_SUP_KEPT, flags, set->id, set->head.name, set->fds,
+			      set->nr_fds)) {
 		exl3_warn("model %s: its kept weights cannot be handed on: no descriptors left",
 			  set->head.name);
 		alone(d, set->head.name);
@@ -111,12 +112,13 @@ static bool next_loader(struct exl3_share *share, struct exl3_share_load **p)
 	return false;
 }
 
-static void want(struct exl3_share *share, struct exl3_domain *d, const char *name)
+/* @not_id: the set that it has had already, 0: none. */
+static void want(struct exl3_share *share, struct exl3_domain *d, const char *name, uint64_t not_id)
 {
 	struct exl3_share_load **p = find(share, name), *load = *p;
 	struct exl3_keep_set *set = exl3_keep_find(&share->keep, name);
 
-	if (set) {
+	if (set && set->id != not_id) {
 		give(share, d, set);
 		return;
 	}
@@ -191,16 +193,19 @@ static void end_users(struct exl3_share *share, const struct exl3_keep_set *set,
 }
 
 static void useless(struct exl3_share *share, struct exl3_domain *d, const char *name,
-		    const char *why, bool damaged)
+		    const char *why, uint64_t id, bool damaged)
 {
 	struct exl3_keep_set *set = exl3_keep_find(&share->keep, name);
 
 	exl3_domain_event(d, "refused", "model %s: kept weights are not used: %s", name,
 			  why ? why : "no reason given");
-	if (set && damaged)
-		end_users(share, set, d);
-	exl3_keep_drop(&share->keep, name);
-	want(share, d, name);
+	/* Another worker may have been quicker: then there are others by now. */
+	if (set && set->id == id) {
+		if (damaged)
+			end_users(share, set, d);
+		exl3_keep_drop(&share->keep, name);
+	}
+	want(share, d, name, id);
 }
 
 static void adopted(struct exl3_share *share, struct exl3_domain *d, const char *name,
@@ -212,6 +217,7 @@ static void adopted(struct exl3_share *share, struct exl3_domain *d, const char 
 			  why ? "; the files have changed and are refused: " : "", why ? why : "");
 	if (set)
 		set->users |= bit(share, d);
+	over(share, d, name); /* it was to load other files, and could not */
 }
 
 bool exl3_share_message(struct exl3_share *share, struct exl3_domain *d,
@@ -226,7 +232,10 @@ bool exl3_share_message(struct exl3_share *share, struct exl3_domain *d,
 		why++;
 	switch (msg->type) {
 	case EXL3_SUP_WANT:
-		want(share, d, name);
+		want(share, d, name, 0);
+		return true;
+	case EXL3_SUP_STALE:
+		want(share, d, name, msg->id);
 		return true;
 	case EXL3_SUP_KEEP:
 		keep(share, d, name, why, fds, nr_fds);
@@ -235,7 +244,7 @@ bool exl3_share_message(struct exl3_share *share, struct exl3_domain *d,
 		adopted(share, d, name, why);
 		return true;
 	case EXL3_SUP_USELESS:
-		useless(share, d, name, why, msg->flags & EXL3_SUP_DAMAGED);
+		useless(share, d, name, why, msg->id, msg->flags & EXL3_SUP_DAMAGED);
 		return true;
 	case EXL3_SUP_OVER:
 		over(share, d, name);

@@ -27,7 +27,7 @@ void exl3_share_init(struct exl3_share *share, const struct exl3_config *cfg,
 		     struct exl3_loop *loop);
 void exl3_share_fini(struct exl3_share *share);
 
-/* What a worker says: WANT, KEEP (takes @fds), ADOPTED, USELESS, OVER; true if it was one of these. */
+/* What a worker says: WANT, KEEP (takes @fds), ADOPTED, USELESS, STALE, OVER; true if it was one of these. */
 bool exl3_share_message(struct exl3_share *share, struct exl3_domain *d,
 			const struct exl3_sup_msg *msg, int *fds, unsigned nr_fds);
 /* A model is not wanted any more, by any domain. */

@@ -36,7 +36,7 @@ enum exl3_sup_type {
 	EXL3_SUP_CLIENT, /* one descriptor: a client that has connected */
 	EXL3_SUP_LOAD,   /* text NAME=DIR: another domain has loaded it */
 	EXL3_SUP_UNLOAD, /* text NAME: another domain was told to */
-	EXL3_SUP_KEPT,   /* text NAME; descriptors: manifest, slab and, if it has one, tensor file: adopt
+	EXL3_SUP_KEPT,   /* text NAME, id; descriptors: manifest, slab and, if it has one, tensor file: adopt
 			    them; flag VERIFY_ALL */
 	EXL3_SUP_ALONE,  /* text NAME: nothing is kept of it: read its files */
 	EXL3_SUP_EVENT,  /* text of exl3_event_format(); also at the start, after HELLO */
@@ -55,8 +55,10 @@ enum exl3_sup_type {
 	EXL3_SUP_KEEP,     /* text NAME, descriptors as for KEPT: it is loaded, keep them for others; maybe a
 			      second line: why those that were KEPT were not adopted */
 	EXL3_SUP_ADOPTED,  /* text NAME: KEPT ones are in use; maybe a second line: why no new ones */
-	EXL3_SUP_USELESS,  /* text NAME and a second line, why: KEPT ones were refused, drop them; also a WANT;
-			      flag DAMAGED */
+	EXL3_SUP_USELESS,  /* text NAME and a second line, why; id: the KEPT ones were refused, drop them; also a
+			      WANT; flag DAMAGED */
+	EXL3_SUP_STALE,    /* text NAME; id: the files are others than those of the KEPT ones; a WANT of newer
+			      ones */
 	EXL3_SUP_OVER,     /* text NAME: its load is over and there is nothing to keep */
 	EXL3_SUP_REASON    /* text: why it is about to end */
 };
@@ -74,6 +76,7 @@ struct exl3_sup_msg {
 	int32_t pid;
 	uint64_t instance;
 	uint64_t interval_ns;
+	uint64_t id; /* of kept weights */
 	char text[EXL3_SUP_TEXT_MAX]; /* as long as the packet says, ends with a zero */
 };
 

@@ -130,6 +130,7 @@ int exl3_model_load(struct exl3_model *model);
 /* What exl3_model_load() left in the hands of others: borrowed descriptors, -1 for none. */
 struct exl3_kept_fds {
 	int manifest, slab, tensors;
+	uint64_t id; /* whoever gave them knows them by this; not looked at here */
 };
 
 #define EXL3_ADOPT_VERIFY_ALL (1u << 0) /* hash everything, not samples */

@@ -129,9 +129,12 @@ static void tell_way(struct exl3_worker *w, const struct exl3_registered *reg,
 		keep(w, reg);
 	else if (event == EXL3_MODELS_FAILED)
 		exl3_worker_tell(w, EXL3_SUP_OVER, reg->name);
-	if (event != EXL3_MODELS_REFUSED)
+	if (event != EXL3_MODELS_REFUSED && event != EXL3_MODELS_STALE)
 		return;
-	if (reg->why.code == -EBADMSG)
+	msg.id = reg->kept_id;
+	if (event == EXL3_MODELS_STALE)
+		msg.type = EXL3_SUP_STALE;
+	else if (reg->why.code == -EBADMSG)
 		msg.flags = EXL3_SUP_DAMAGED;
 	exl3_sup_send(w->control_fd, &msg, text, NULL, 0, true);
 }
@@ -139,7 +142,7 @@ static void tell_way(struct exl3_worker *w, const struct exl3_registered *reg,
 static void take_kept(struct exl3_worker *w, const struct exl3_sup_msg *msg, int *fds,
 		      unsigned nr_fds)
 {
-	struct exl3_kept_fds kept = {-1, -1, -1};
+	struct exl3_kept_fds kept = {-1, -1, -1, msg->id};
 	unsigned flags = msg->flags & EXL3_SUP_VERIFY_ALL ? EXL3_ADOPT_VERIFY_ALL : 0;
 
 	if (nr_fds < 2 || nr_fds > EXL3_KEPT_FDS) { /* they did not fit into this process */
@@ -159,7 +162,7 @@ static void on_model(void *arg, struct exl3_registered *reg, enum exl3_models_ev
 
 	exl3_worker_metrics_model(w, reg, event);
 	tell_way(w, reg, event);
-	if (event == EXL3_MODELS_REFUSED)
+	if (event == EXL3_MODELS_REFUSED || event == EXL3_MODELS_STALE)
 		return;
 	if (event == EXL3_MODELS_FAILED && reg->at_start && w->generation == 1 && !w->ready) {
 		/* Whoever started us asked for this model: no service without it. */

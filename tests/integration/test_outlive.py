@@ -94,6 +94,17 @@ def test_unload_gives_the_memory_back(env):
         wait_for(lambda: held() == before, "the end of kept weights")
 
 
+def other_weights(path):
+    """Exchanges the checkpoint for one with other values."""
+    file = os.path.join(path, "layers.safetensors")
+    tensors = ref.load(file)
+    data = bytearray(tensors["k4.mul1.trellis"].data)
+    data[77] ^= os.urandom(1)[0] | 4
+    tensors["k4.mul1.trellis"].data = bytes(data)
+    ref.save(file + ".new", tensors)
+    os.replace(file + ".new", file)
+
+
 def test_changed_checkpoint(env):
     """Other files: they are loaded. Broken files: what was serving goes on."""
     path = checkpoint(env, "changed")
@@ -106,12 +117,7 @@ def test_changed_checkpoint(env):
     check("loaded anew, not adopted" in d.log() and "was written since" in d.log(), d.log()[-1500:])
     equal(result(env, d), first, "the same content, written again")
 
-    tensors = ref.load(file)
-    data = bytearray(tensors["k4.mul1.trellis"].data)
-    data[77] ^= 4
-    tensors["k4.mul1.trellis"].data = bytes(data)
-    ref.save(file + ".new", tensors)
-    os.replace(file + ".new", file)
+    other_weights(path)
     s = next_worker(d, d.worker_pid())
     second, print2 = result(env, d), s["models"][0]["fingerprint"]
     check(second != first and print1 != print2, "the new content does not count")

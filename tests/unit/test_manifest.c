@@ -42,7 +42,7 @@ static struct exl3_model *new_model(struct exl3_dev *dev, const char *name, cons
 
 static struct exl3_kept_fds fds_of(const struct exl3_model *m)
 {
-	return (struct exl3_kept_fds){m->manifest_fd, m->slab->fd, m->tensor_fd};
+	return (struct exl3_kept_fds){m->manifest_fd, m->slab->fd, m->tensor_fd, 0};
 }
 
 static void rig_open(struct rig *r)
@@ -185,7 +185,7 @@ static void adopted(void **state)
 		exl3_model_put(again);
 	}
 	/* Its loader is gone: the descriptors alone keep the pages. And a third one adopts from the second. */
-	fds = (struct exl3_kept_fds){dup(r.fds.manifest), dup(r.fds.slab), dup(r.fds.tensors)};
+	fds = (struct exl3_kept_fds){dup(r.fds.manifest), dup(r.fds.slab), dup(r.fds.tensors), 0};
 	exl3_model_put(r.m);
 	r.m = new_model(r.dev, "m", r.dir);
 	test_code(exl3_model_adopt(r.m, &fds, 0, &err), 0, &err);
@@ -531,7 +531,7 @@ static void descriptors(void **state)
 	all = r.dev;
 	refused(&r, "other", &r.fds, 0, -EINVAL, "those of model 'm'");
 	assert_int_equal(pipe(pipe_fds), 0);
-	fds = (struct exl3_kept_fds){pipe_fds[0], r.fds.slab, r.fds.tensors};
+	fds = (struct exl3_kept_fds){pipe_fds[0], r.fds.slab, r.fds.tensors, 0};
 	refused(&r, "m", &fds, 0, -EINVAL, "not a sealed memfd");
 	fds.manifest = -1;
 	refused(&r, "m", &fds, 0, -EINVAL, "not a sealed memfd");
@@ -541,7 +541,7 @@ static void descriptors(void **state)
 	close(fds.manifest);
 	free(p);
 
-	fds = (struct exl3_kept_fds){r.fds.manifest, -1, r.fds.tensors};
+	fds = (struct exl3_kept_fds){r.fds.manifest, -1, r.fds.tensors, 0};
 	refused(&r, "m", &fds, 0, -EINVAL, "slab is missing");
 	fds.slab = pipe_fds[0];
 	refused(&r, "m", &fds, 0, -EINVAL, "adopted slab");
@@ -561,7 +561,7 @@ static void descriptors(void **state)
 	}
 	free(p);
 
-	fds = (struct exl3_kept_fds){r.fds.manifest, r.fds.slab, -1};
+	fds = (struct exl3_kept_fds){r.fds.manifest, r.fds.slab, -1, 0};
 	refused(&r, "m", &fds, 0, -EINVAL, "tensor file is missing");
 	fds.tensors = r.fds.slab;
 	refused(&r, "m", &fds, 0, -EINVAL, "tensor file");

@@ -28,6 +28,7 @@ struct rig {
 	struct exl3_dev *dev;
 	struct exl3_model *m;
 	char *dir;
+	uint64_t id; /* that USELESS and STALE name; 0: of the set that is kept now */
 };
 
 static void on_changed(struct exl3_domain *d)
@@ -97,7 +98,9 @@ static void says(struct rig *r, uint32_t i, enum exl3_sup_type type, const char 
 	static struct exl3_sup_msg msg;
 	int from[3] = {r->m->manifest_fd, r->m->slab->fd, r->m->tensor_fd}, fds[EXL3_FDS_MAX];
 
-	msg = (struct exl3_sup_msg){.type = type, .flags = flags};
+	msg = (struct exl3_sup_msg){.type = type, .flags = flags, .id = r->id};
+	if (!msg.id && r->share.keep.sets)
+		msg.id = r->share.keep.sets->id;
 	snprintf(msg.text, sizeof(msg.text), "%s", text);
 	for (unsigned k = 0; k < nr_fds; k++) {
 		fds[k] = fcntl(from[k % 3], F_DUPFD_CLOEXEC, 3);
@@ -245,6 +248,43 @@ static void useless_and_damaged(void **state)
 	rig_close(&r);
 }
 
+/* Two workers find the same set useless, or stale: the second one gets what the first has loaded. */
+static void twice(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	rig_open(&r, CONFIG);
+	for (int type = EXL3_SUP_USELESS; type <= EXL3_SUP_STALE; type++) {
+		says(&r, 0, EXL3_SUP_KEEP, "m", 0, 3);
+		r.id = r.share.keep.sets->id;
+		says(&r, 1, EXL3_SUP_WANT, "m", 0, 0);
+		says(&r, 2, EXL3_SUP_WANT, "m", 0, 0);
+		expect(&r, 0, EXL3_SUP_KEPT, EXL3_SUP_KEPT);
+		says(&r, 1, (enum exl3_sup_type)type, "m\nother", EXL3_SUP_DAMAGED, 0);
+		expect(&r, 0, EXL3_SUP_ALONE, 0);
+		assert_int_equal(r.share.keep.nr, type == EXL3_SUP_STALE);
+		says(&r, 2, (enum exl3_sup_type)type, "m\nother", EXL3_SUP_DAMAGED, 0);
+		expect(&r, 0, 0, 0);
+		says(&r, 1, EXL3_SUP_KEEP, "m", 0, 3);
+		assert_int_not_equal(r.share.keep.sets->id, r.id);
+		expect(&r, 0, 0, EXL3_SUP_KEPT);
+		says(&r, 0, (enum exl3_sup_type)type, "m\nother", EXL3_SUP_DAMAGED, 0); /* late */
+		expect(&r, EXL3_SUP_KEPT, 0, 0);
+		assert_int_equal(r.share.keep.nr, 1);
+		r.id = 0;
+	}
+	/* The files cannot be loaded: the next one's turn to try. */
+	says(&r, 1, EXL3_SUP_STALE, "m", 0, 0);
+	says(&r, 2, EXL3_SUP_STALE, "m", 0, 0);
+	expect(&r, 0, EXL3_SUP_ALONE, 0);
+	says(&r, 1, EXL3_SUP_ADOPTED, "m\nrefused", 0, 0);
+	expect(&r, 0, 0, EXL3_SUP_ALONE);
+	says(&r, 2, EXL3_SUP_ADOPTED, "m\nrefused", 0, 0);
+	assert_null(r.share.loads);
+	rig_close(&r);
+}
+
 static void never_and_verify(void **state)
 {
 	unsigned flags = 0;
@@ -307,7 +347,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		test_case(one_loads_others_wait), test_case(loader_is_lost),
 		test_case(useless_and_damaged),   test_case(never_and_verify),
-		test_case(hostile),
+		test_case(hostile),               test_case(twice),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
