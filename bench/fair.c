@@ -10,6 +10,7 @@
  *               flight, of a sixteenth of --rows rows; share: of all rows; jain: index of rate over weight
  *   alone       a client that sends one row, waits for it, and pauses for up to 2 chunks
  *   beside      the same beside a tenant that keeps 8 requests of --rows rows in flight
+ *   flood, flood-whole   that tenant alone, in slices and with chunk-us = 0: what slices cost
  * chunk_us is the mean time on the device of one launch, as the daemon counts it; beside: of the flood's
  * launches only. On a machine with many processors daemon and light client spin (--spin-us), so that waiting
  * for a turn is what is measured and not waiting for a processor to wake up.
@@ -404,6 +405,25 @@ static void latency(const struct options *o, struct bench_file *f, bool beside)
 	free(us);
 }
 
+static void flood_alone(const struct options *o, struct bench_file *f, unsigned chunk_us)
+{
+	static const unsigned weight[TENANTS] = {1, 1, 1};
+	struct options mine = *o;
+	double chunk, rate;
+	pid_t daemon, pid;
+
+	mine.chunk_us = chunk_us;
+	daemon = daemon_start(&mine, weight);
+	memset(shared, 0, sizeof(*shared));
+	pid = client_start(&mine, 0, 0, o->rows);
+	chunk = run(&mine, 1, &pid, false);
+	daemon_stop(daemon);
+	rate = (double)shared->client[0].rows / o->seconds;
+	bench_row(f, "%s,1,%.0f,,,,%.1f,", chunk_us ? "flood" : "flood-whole", rate, chunk);
+	printf("flood alone, chunk-us %u: %.0f rows/s, mean launch %.0f us\n", chunk_us, rate, chunk);
+	fflush(stdout);
+}
+
 static void parse_options(struct options *o, int argc, char **argv)
 {
 	for (int i = 1; i < argc; i++) {
@@ -486,6 +506,8 @@ int main(int argc, char **argv)
 	shares(&o, &f, unequal);
 	latency(&o, &f, false);
 	latency(&o, &f, true);
+	flood_alone(&o, &f, o.chunk_us);
+	flood_alone(&o, &f, 0);
 	bench_close(&f);
 	rmdir(o.dir);
 	return 0;
