@@ -3,12 +3,14 @@
  * serving.c - many decoders at once: unmerged, merged, in trains, and each with its own copy of the weights.
  *
  *   serving [--daemon FILE] [--backend B] [--dir TMPFS] [--clients 1,2,4,8,16,32] [--private 8,16]
- *           [--seconds S] [--think US] [--tail US] [--layers N] [--shrink N] [--memory host|device] [--pin]
- *           [-o FILE]
+ *           [--seconds S] [--think US] [--tail US] [--layers N] [--shrink N] [--memory host|device]
+ *           [--model dense|moe] [--pin] [-o FILE]
  *
- * The model: 32 layers of qkv 4096->6144, o 4096->4096, gate_up 4096->2x14336, down 14336->4096, then lm_head
+ * The dense model: 32 layers of qkv 4096->6144, o 4096->4096, gate_up 4096->2x14336, down 14336->4096, then lm_head
  * 4096->128256, 4 bits; a decoder calls these 129 modules one after the other with one row, thinks --think
- * microseconds (+- 30 %) after each answer and --tail (+- 50 %) more after the last one. --shrink divides all widths.
+ * microseconds (+- 30 %) after each answer and --tail (+- 50 %) more after the last one. --model moe: layers
+ * of qkv 2048->5120, o 4096->2048 and 256 experts, 8 per token, 2048->512->2048; lm_head 2048->128256. --shrink divides all
+ * widths.
  *
  * Three daemons on one device hold the same checkpoint: merge-max 1, merge-max 32 without and with trains. For
  * each number of clients the three take turns, so that they meet the same machine. --memory device: activations lie
@@ -97,22 +99,50 @@ static uint32_t shrunk(uint32_t width, unsigned by)
 	return (width / by + 127) / 128 * 128;
 }
 
+/* One layer's matrices. */
+static size_t layer_of(const struct serving_options *o, struct ckpt_matrix *m)
+{
+	static char names[3 * SERVING_EXPERTS][48];
+	static const struct ckpt_matrix attention[] = {{"self_attn.q_proj", 2048, 4096},
+						       {"self_attn.k_proj", 2048, 512},
+						       {"self_attn.v_proj", 2048, 512},
+						       {"self_attn.o_proj", 4096, 2048}};
+	size_t n = 0;
+
+	if (!o->moe) {
+		memcpy(m, layer_shapes, sizeof(layer_shapes));
+		return LAYER_SHAPES;
+	}
+	for (; n < 4; n++)
+		m[n] = attention[n];
+	for (unsigned i = 0; i < 3 * SERVING_EXPERTS; i++) {
+		static const char *const part[] = {"gate", "up", "down"};
+
+		snprintf(names[i], sizeof(names[i]), "mlp.experts.%u.%s_proj", i / 3, part[i % 3]);
+		m[n++] = (struct ckpt_matrix){names[i], i % 3 < 2 ? 2048 : 512,
+					      i % 3 < 2 ? 512 : 2048};
+	}
+	return n;
+}
+
 static uint64_t make_model(const struct serving_options *o)
 {
-	struct ckpt_matrix shapes[LAYER_SHAPES], head = {"lm_head", 0, 0};
+	static struct ckpt_matrix shapes[4 + 3 * SERVING_EXPERTS];
+	struct ckpt_matrix head = {"lm_head", o->moe ? 2048 : 4096, 128256};
+	size_t nr = layer_of(o, shapes);
 	uint64_t bytes;
 
-	for (size_t i = 0; i < LAYER_SHAPES; i++)
-		shapes[i] = (struct ckpt_matrix){layer_shapes[i].name,
-						 shrunk(layer_shapes[i].k, o->shrink),
-						 shrunk(layer_shapes[i].n, o->shrink)};
-	head.k = shrunk(4096, o->shrink);
-	head.n = shrunk(128256, o->shrink);
+	for (size_t i = 0; i < nr; i++) {
+		shapes[i].k = shrunk(shapes[i].k, o->shrink);
+		shapes[i].n = shrunk(shapes[i].n, o->shrink);
+	}
+	head.k = shrunk(head.k, o->shrink);
+	head.n = shrunk(head.n, o->shrink);
 	snprintf(folder, sizeof(folder), "%s/exl3-serving-XXXXXX", o->dir);
 	if (!mkdtemp(folder))
 		die("%s: %m", folder);
 	atexit(remove_folder);
-	bytes = ckpt_write(folder, o->layers, shapes, LAYER_SHAPES, &head, 1);
+	bytes = ckpt_write(folder, o->layers, shapes, nr, &head, 1);
 	if (!bytes)
 		die("%s: %m", folder);
 	return bytes;
@@ -355,11 +385,12 @@ static void write_file(const struct serving_options *o, int argc, char **argv, c
 		const struct cell *c = &cells[i];
 
 		bench_row(&f,
-			  "dense-%ux%u-%s,%u,%s,%.1f,%.1f,%.1f,%.2f,%" PRIu64
-			  ",%.2f,%.2f,%.2f,%.4f",
-			  o->layers, shrunk(4096, o->shrink), o->device_memory ? "device" : "host",
-			  c->clients, c->mode, c->tokens, c->p50_us, c->p99_us, c->rows,
-			  c->gpu_bytes, c->launch_us, c->handover_us, c->client_us, c->jain);
+			  "%s-%ux%u-%s,%u,%s,%.1f,%.1f,%.1f,%.2f,%" PRIu64 ",%.2f,%.2f,%.2f,%.4f",
+			  o->moe ? "moe" : "dense", o->layers,
+			  shrunk(o->moe ? 2048 : 4096, o->shrink),
+			  o->device_memory ? "device" : "host", c->clients, c->mode, c->tokens,
+			  c->p50_us, c->p99_us, c->rows, c->gpu_bytes, c->launch_us, c->handover_us,
+			  c->client_us, c->jain);
 	}
 	bench_close(&f);
 }
@@ -402,6 +433,8 @@ static void parse(struct serving_options *o, int argc, char **argv)
 			o->dir = v;
 		else if (!strcmp(argv[i], "--clients"))
 			o->nr_clients = parse_list(v, o->clients, 16);
+		else if (!strcmp(argv[i], "--model"))
+			o->moe = !strcmp(v, "moe");
 		else if (!strcmp(argv[i], "--memory"))
 			o->device_memory = !strcmp(v, "device");
 		else if (!strcmp(argv[i], "--private"))
@@ -425,6 +458,8 @@ static void parse(struct serving_options *o, int argc, char **argv)
 	if (!(o->seconds > 0 && o->seconds < 100) || !o->layers || o->layers > SERVING_LAYERS_MAX ||
 	    !o->shrink || o->shrink > 32)
 		die("--seconds 0..100, --layers 1..%d, --shrink 1..32", SERVING_LAYERS_MAX);
+	if (o->moe && o->nr_private)
+		die("--private is for the dense model");
 	if (o->pin && sysconf(_SC_NPROCESSORS_ONLN) < 4)
 		die("--pin needs at least 4 processors");
 }

@@ -15,7 +15,9 @@ struct connection {
 	struct exl3_client *c;
 	struct exl3_channel *ch;
 	struct exl3_module *modules[4 * SERVING_LAYERS_MAX + 1];
-	exl3_ref x, y;
+	bool moe[4 * SERVING_LAYERS_MAX + 1];
+	exl3_ref x, y, ids, weights;
+	int32_t *chosen; /* [SERVING_TOPK], where ids points; in host memory in any case */
 };
 
 struct client {
@@ -26,6 +28,16 @@ static int fail(struct serving_record *r)
 {
 	snprintf(r->error, sizeof(r->error), "%s", exl3_last_error());
 	return -1;
+}
+
+/* Experts as a router might choose them: all different. */
+static void route(struct serving_decoder *d, int32_t *chosen)
+{
+	for (uint32_t i = 0; i < SERVING_TOPK; i++) {
+		d->rng = d->rng * 6364136223846793005u + 1442695040888963407u;
+		chosen[i] = (int32_t)((d->rng >> 33) % (SERVING_EXPERTS / SERVING_TOPK) +
+				      i * (SERVING_EXPERTS / SERVING_TOPK));
+	}
 }
 
 static int call(struct serving_decoder *d, uint32_t module, uint64_t *exec_ns)
@@ -39,7 +51,13 @@ static int call(struct serving_decoder *d, uint32_t module, uint64_t *exec_ns)
 
 	if (!sqe)
 		return fail(d->record);
-	exl3_prep_linear(sqe, me->modules[module], me->x, EXL3_F16, me->y, EXL3_F16, 1);
+	if (me->moe[module]) {
+		route(d, me->chosen);
+		exl3_prep_moe(sqe, me->modules[module], me->x, EXL3_F16, me->y, EXL3_F16, 1,
+			      me->ids, EXL3_I32, me->weights, EXL3_F32, SERVING_TOPK);
+	} else {
+		exl3_prep_linear(sqe, me->modules[module], me->x, EXL3_F16, me->y, EXL3_F16, 1);
+	}
 	if (exl3_submit(me->ch) < 0)
 		return fail(d->record);
 	for (unsigned i = 1; (e = exl3_peek(me->ch, &cqe)) == 0; i++) {
@@ -58,10 +76,25 @@ static int call(struct serving_decoder *d, uint32_t module, uint64_t *exec_ns)
 	return 0;
 }
 
+/* Where experts and their weights stand. */
+static int open_routes(struct connection *me)
+{
+	struct exl3_arena *arena;
+	float *weights;
+
+	if (exl3_arena_new(me->c, 4096, &arena) < 0)
+		return -1;
+	me->chosen = exl3_arena_alloc(arena, SERVING_TOPK * sizeof(int32_t));
+	weights = exl3_arena_alloc(arena, SERVING_TOPK * sizeof(float));
+	for (uint32_t i = 0; i < SERVING_TOPK; i++)
+		weights[i] = 1.0f / SERVING_TOPK;
+	me->ids = exl3_arena_ref(arena, me->chosen);
+	me->weights = exl3_arena_ref(arena, weights);
+	return 0;
+}
+
 static int open_modules(const struct serving_options *o, struct connection *me, uint32_t *nr)
 {
-	static const char *const names[] = {"self_attn.qkv_proj", "self_attn.o_proj",
-					    "mlp.gate_up_proj", "mlp.down_proj"};
 	struct exl3_module_info info;
 	struct exl3_arena *arena;
 	struct exl3_model *m;
@@ -70,11 +103,10 @@ static int open_modules(const struct serving_options *o, struct connection *me, 
 
 	if (exl3_model_open(me->c, "bench", &m) < 0)
 		return -1;
-	for (*nr = 0; *nr < 4 * o->layers + 1; ++*nr) {
-		snprintf(name, sizeof(name), "model.layers.%u.%s", *nr / 4, names[*nr % 4]);
-		if (*nr == 4 * o->layers)
-			snprintf(name, sizeof(name), "lm_head");
-		if (exl3_module_open(m, name, EXL3_KIND_LINEAR, &me->modules[*nr]) < 0)
+	for (*nr = 0; serving_module(o, *nr, name, sizeof(name)); ++*nr) {
+		me->moe[*nr] = strstr(name, ".experts") != NULL;
+		if (exl3_module_open(m, name, me->moe[*nr] ? EXL3_KIND_MOE : EXL3_KIND_LINEAR,
+				     &me->modules[*nr]) < 0)
 			return -1;
 		exl3_module_get_info(me->modules[*nr], &info);
 		k = info.k_logical > k ? info.k_logical : k;
@@ -85,6 +117,8 @@ static int open_modules(const struct serving_options *o, struct connection *me, 
 		return -1;
 	me->x = exl3_arena_ref(arena, exl3_arena_alloc(arena, 2ull * k));
 	me->y = exl3_arena_ref(arena, exl3_arena_alloc(arena, 2ull * n));
+	if (o->moe && open_routes(me) < 0)
+		return -1;
 	return exl3_channel_new(me->c, 8, &me->ch);
 }
 

@@ -5,7 +5,23 @@
 #include "shm/ring.h"
 #include "shm/util.h"
 
+#include <stdio.h>
 #include <unistd.h>
+
+bool serving_module(const struct serving_options *o, uint32_t i, char *name, size_t size)
+{
+	static const char *const dense[] = {"self_attn.qkv_proj", "self_attn.o_proj",
+					    "mlp.gate_up_proj", "mlp.down_proj"};
+	static const char *const moe[] = {"self_attn.qkv_proj", "self_attn.o_proj", "mlp.experts"};
+	uint32_t per_layer = o->moe ? 3 : 4;
+
+	if (i < per_layer * o->layers)
+		snprintf(name, size, "model.layers.%u.%s", i / per_layer,
+			 (o->moe ? moe : dense)[i % per_layer]);
+	else
+		snprintf(name, size, "lm_head");
+	return i <= per_layer * o->layers;
+}
 
 static double uniform(struct serving_decoder *d)
 {

@@ -68,8 +68,6 @@ static const struct exl3_module_desc *find(const struct exl3_model *m, const cha
 static int load(const struct serving_options *o, struct copy *me, const char *folder, uint32_t *nr,
 		struct exl3_error *err)
 {
-	static const char *const names[] = {"self_attn.qkv_proj", "self_attn.o_proj",
-					    "mlp.gate_up_proj", "mlp.down_proj"};
 	struct exl3_dev_options opt = {.numa_node = -1};
 	uint32_t k = 0, n = 0;
 	char name[96];
@@ -84,9 +82,8 @@ static int load(const struct serving_options *o, struct copy *me, const char *fo
 		*err = me->model->error;
 		return err->code;
 	}
-	for (*nr = 0; *nr < 4 * o->layers + 1; ++*nr) {
-		snprintf(name, sizeof(name), "model.layers.%u.%s", *nr / 4, names[*nr % 4]);
-		me->modules[*nr] = find(me->model, *nr == 4 * o->layers ? "lm_head" : name);
+	for (*nr = 0; serving_module(o, *nr, name, sizeof(name)); ++*nr) {
+		me->modules[*nr] = find(me->model, name);
 		if (!me->modules[*nr])
 			return exl3_errf(err, -ENOENT, "no module %s", name);
 		k = me->modules[*nr]->k_log > k ? me->modules[*nr]->k_log : k;

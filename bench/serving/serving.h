@@ -4,10 +4,13 @@
 #define EXL3_BENCH_SERVING_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define SERVING_CLIENTS_MAX 64
 #define SERVING_LAYERS_MAX  128
+#define SERVING_EXPERTS     256u
+#define SERVING_TOPK        8u
 #define SERVING_SAMPLES     32768u /* latencies that are kept of each client, the last ones */
 
 struct serving_options {
@@ -15,7 +18,7 @@ struct serving_options {
 	unsigned clients[16], nr_clients, private[16], nr_private;
 	double seconds;
 	unsigned think_us, tail_us, layers, shrink;
-	bool pin, device_memory;
+	bool pin, device_memory, moe;
 	const char *sockets[3]; /* of the daemons */
 };
 
@@ -49,6 +52,8 @@ struct serving_status {
 int serving_client(const struct serving_options *o, struct serving_shared *shared, unsigned nth);
 int serving_private(const struct serving_options *o, struct serving_shared *shared, unsigned nth,
 		    const char *folder);
+/* The @i-th module of a step; false: there are no more. */
+bool serving_module(const struct serving_options *o, uint32_t i, char *name, size_t size);
 /* Asks a daemon; ends the program if it does not answer. */
 void serving_status(const char *socket, struct serving_status *ret);
 
