@@ -22,7 +22,7 @@ int main(int argc, char **argv)
 	int o;
 
 	sim_defaults(&cfg, SIM_CLIENTS_MAX);
-	while ((o = getopt(argc, argv, "S:R:C:T:m:s:d:x:r:n:t:p:")) != -1) {
+	while ((o = getopt(argc, argv, "S:R:C:T:m:s:d:x:r:n:t:p:N:P:")) != -1) {
 		double v = atof(optarg ? optarg : "");
 
 		switch (o) {
@@ -50,6 +50,12 @@ int main(int argc, char **argv)
 			break;
 		case 'x':
 			slow = (uint32_t)v;
+			break;
+		case 'N':
+			cfg.noise = v;
+			break;
+		case 'P':
+			cfg.spike_ppm = (uint32_t)v;
 			break;
 		case 'p':
 			cfg.spread = v;

@@ -96,12 +96,16 @@ static uint64_t exec_ns(struct sim *m, const struct launch *l)
 	const struct request *first = (const struct request *)l->items[0];
 	const char *key = first->item.key;
 	uint32_t rows = 0;
+	double factor;
 
 	if (!key)
 		return first->item.cost_ns;
 	for (uint32_t i = 0; i < l->nr; i++)
 		rows += l->items[i]->rows;
-	return (uint64_t)((double)m->cfg->launch_ns * (1 + (rows - 1) * m->cfg->slope) *
+	factor = 1 + m->cfg->noise * uniform(m);
+	if (m->cfg->spike_ppm && uniform(m) * 1e6 < m->cfg->spike_ppm)
+		factor *= 10;
+	return (uint64_t)((double)m->cfg->launch_ns * (1 + (rows - 1) * m->cfg->slope) * factor *
 			  module_factor(m,
 					(uint32_t)(key - module_names[first->owner->cfg->model])));
 }

@@ -42,6 +42,8 @@ struct sim_config {
 	double slope;                /* more per row: S(r) = S (1 + (r - 1) slope) */
 	double spread;               /* modules differ by +- this part of S */
 	double jitter;               /* of think_ns */
+	double noise;                /* launches take up to this part of S longer, uniformly */
+	uint32_t spike_ppm;          /* and of a million so many ten times as long */
 	uint64_t tail_ns;
 	uint32_t depth; /* launches on the device */
 	uint32_t merge_max;
