@@ -3,7 +3,7 @@
  * serving.c - many decoders at once: unmerged, merged, in trains, and each with its own copy of the weights.
  *
  *   serving [--daemon FILE] [--backend B] [--dir TMPFS] [--clients 1,2,4,8,16,32] [--private 8,16]
- *           [--seconds S] [--think US] [--tail US] [--layers N] [--shrink N] [--memory host|device]
+ *           [--rounds N] [--seconds S] [--think US] [--tail US] [--layers N] [--shrink N] [--memory host|device]
  *           [--model dense|moe] [--pin] [-o FILE]
  *
  * The dense model: 32 layers of qkv 4096->6144, o 4096->4096, gate_up 4096->2x14336, down 14336->4096, then lm_head
@@ -13,7 +13,7 @@
  * widths.
  *
  * Three daemons on one device hold the same checkpoint: merge-max 1, merge-max 32 without and with trains. For
- * each number of clients the three take turns, so that they meet the same machine. --memory device: activations lie
+ * each number of clients the three take turns, --rounds times, so that they meet the same machine. --memory device: activations lie
  * in arenas in GPU memory, and clients have CUDA contexts; host: in arenas in host memory. private: as many
  * processes as clients, each with the backend and the weights in itself.
  *
@@ -55,7 +55,7 @@ static const struct ckpt_matrix layer_shapes[] = {
 #define LAYER_SHAPES (sizeof(layer_shapes) / sizeof(layer_shapes[0]))
 
 struct cell {
-	unsigned clients;
+	unsigned clients, rounds; /* means over rounds */
 	const char *mode;
 	double tokens, p50_us, p99_us, rows, launch_us, handover_us, client_us, jain;
 	uint64_t gpu_bytes;
@@ -242,7 +242,7 @@ static void end_all(unsigned nr, pid_t *pids)
 	}
 }
 
-static void collect(struct cell *c, unsigned nr, double seconds)
+static void collect(struct cell *c, unsigned nr, double seconds) /* of one round */
 {
 	double sum = 0, squares = 0, exec = 0, latency = 0, think = 0, calls = 0;
 	double *us = malloc((size_t)nr * SERVING_SAMPLES * sizeof(*us));
@@ -278,15 +278,43 @@ static void collect(struct cell *c, unsigned nr, double seconds)
 	free(us);
 }
 
+static void add_mean(double *sum, double x, unsigned rounds)
+{
+	*sum += (x - *sum) / rounds;
+}
+
+/* A round of a cell that may have had others. */
+static void add(const struct cell *r)
+{
+	for (unsigned i = 0; i < nr_cells; i++) {
+		struct cell *c = &cells[i];
+
+		if (c->clients != r->clients || strcmp(c->mode, r->mode))
+			continue;
+		c->rounds++;
+		add_mean(&c->tokens, r->tokens, c->rounds);
+		add_mean(&c->p50_us, r->p50_us, c->rounds);
+		add_mean(&c->p99_us, r->p99_us, c->rounds);
+		add_mean(&c->rows, r->rows, c->rounds);
+		add_mean(&c->launch_us, r->launch_us, c->rounds);
+		add_mean(&c->handover_us, r->handover_us, c->rounds);
+		add_mean(&c->client_us, r->client_us, c->rounds);
+		add_mean(&c->jain, r->jain, c->rounds);
+		return;
+	}
+	if (nr_cells == CELLS_MAX)
+		die("too many cells");
+	cells[nr_cells++] = *r;
+}
+
 /* @d: NULL: private copies. */
 static void measure(const struct serving_options *o, unsigned nr, const char *mode,
 		    const struct daemon *d, uint32_t number)
 {
-	struct cell *c = &cells[nr_cells++];
+	struct cell now = {.clients = nr, .mode = mode, .rounds = 1, .rows = 1}, *c = &now;
 	struct serving_status before = {0}, after = {0};
 	uint64_t start, end;
 
-	*c = (struct cell){.clients = nr, .mode = mode, .rows = 1};
 	memset(shared->client, 0, sizeof(shared->client));
 	shared->active = nr;
 	shared->mode = number;
@@ -325,6 +353,7 @@ static void measure(const struct serving_options *o, unsigned nr, const char *mo
 	       nr, mode, c->tokens, c->p50_us, c->p99_us, c->rows, c->launch_us, c->handover_us,
 	       c->client_us, c->jain, c->trains, c->late, c->joined, c->expelled);
 	fflush(stdout);
+	add(c);
 }
 
 /* ---- the report ---- */
@@ -441,6 +470,8 @@ static void parse(struct serving_options *o, int argc, char **argv)
 			o->nr_private = parse_list(v, o->private, 16);
 		else if (!strcmp(argv[i], "--seconds"))
 			o->seconds = atof(v);
+		else if (!strcmp(argv[i], "--rounds"))
+			o->rounds = (unsigned)atoi(v);
 		else if (!strcmp(argv[i], "--think"))
 			o->think_us = (unsigned)atoi(v);
 		else if (!strcmp(argv[i], "--tail"))
@@ -455,8 +486,8 @@ static void parse(struct serving_options *o, int argc, char **argv)
 			die("%s: unknown option", argv[i]);
 		i++;
 	}
-	if (!(o->seconds > 0 && o->seconds < 100) || !o->layers || o->layers > SERVING_LAYERS_MAX ||
-	    !o->shrink || o->shrink > 32)
+	if (!(o->seconds > 0 && o->seconds < 100) || !o->rounds || !o->layers ||
+	    o->layers > SERVING_LAYERS_MAX || !o->shrink || o->shrink > 32)
 		die("--seconds 0..100, --layers 1..%d, --shrink 1..32", SERVING_LAYERS_MAX);
 	if (o->moe && o->nr_private)
 		die("--private is for the dense model");
@@ -472,6 +503,7 @@ int main(int argc, char **argv)
 				    .clients = {1, 2, 4, 8, 16, 32},
 				    .nr_clients = 6,
 				    .seconds = 1,
+				    .rounds = 3,
 				    .think_us = 6,
 				    .tail_us = 50,
 				    .layers = 32,
@@ -499,8 +531,9 @@ int main(int argc, char **argv)
 		most = o.clients[i] > most ? o.clients[i] : most;
 	spawn(&o, most, true, pids);
 	for (unsigned i = 0; i < o.nr_clients; i++)
-		for (uint32_t k = 0; k < MODES; k++)
-			measure(&o, o.clients[i], modes[k], &daemons[k], k);
+		for (unsigned r = 0; r < o.rounds; r++)
+			for (uint32_t k = 0; k < MODES; k++)
+				measure(&o, o.clients[i], modes[k], &daemons[k], k);
 	end_all(most, pids);
 	for (int i = 0; i < MODES; i++) {
 		kill(daemons[i].pid, SIGTERM);

@@ -137,8 +137,9 @@ struct exl3_train {
 	uint32_t merge_class, level;
 	struct exl3_sched_key *board; /* of its members */
 	uint64_t since_ns;            /* of the first head that is ready */
-	/* RIDING, after its last launch: when its members are expected back, and until when it waits for them. */
-	uint64_t expected_ns, grace_ns;
+	/* RIDING, after its last launch: when its members are expected back, when the last of them is due, and
+	 * until when it waits for them. */
+	uint64_t expected_ns, due_ns, grace_ns;
 };
 
 /* Counted since the start. */

@@ -31,11 +31,12 @@
 
 #include <stddef.h>
 
-#define WAIT_NS_MIN  10000ull /* what timing is good for */
-#define LEVEL_MAX    3u
-#define BAN_MAX      256u
-#define CAPACITY_MAX 16u
-#define NONE         UINT64_MAX
+#define WAIT_NS_MIN     10000ull /* what timing is good for */
+#define PATIENCE_NS_MAX 1000000ull
+#define LEVEL_MAX       3u
+#define BAN_MAX         256u
+#define CAPACITY_MAX    16u
+#define NONE            UINT64_MAX
 
 /* ---- members ---- */
 
@@ -191,12 +192,20 @@ void exl3_trains_started(struct exl3_sched *s, struct exl3_sched_flow *flow)
 }
 
 /* How long after an answer its next request is still on time. */
-static uint64_t patience(const struct exl3_sched_flow *flow)
+static uint64_t pause_time(const struct exl3_sched_flow *flow)
 {
 	const struct exl3_sched_key *board = flow->board;
 	uint64_t gap = flow->gap_ns ? flow->gap_ns + 4 * flow->gap_dev_ns : 2 * board->gap_ns;
 
 	return exl3_least(gap, 8 * (exl3_steps_launch(board, 1) + board->gap_ns)) + WAIT_NS_MIN;
+}
+
+/* How long the others wait for a member that is late once in a while (a processor was busy, a page was not
+ * there): who misses the train waits about a step for the next one, so they wait for up to half of what
+ * that costs. Who is late often pays for it, see charge_late(). */
+static uint64_t patience(const struct exl3_train *t)
+{
+	return exl3_least(t->board->step_ns / (2 * t->nr), PATIENCE_NS_MAX);
 }
 
 void exl3_trains_ended(struct exl3_sched *s, struct exl3_sched_flow *flow,
@@ -216,7 +225,8 @@ void exl3_trains_ended(struct exl3_sched *s, struct exl3_sched_flow *flow,
 		train_leave(s, flow);
 		exl3_steps_tail_enter(s, flow);
 	} else if (t) {
-		t->grace_ns = exl3_most(t->grace_ns, s->now_ns + patience(flow));
+		t->due_ns = exl3_most(t->due_ns, s->now_ns + pause_time(flow));
+		t->grace_ns = exl3_most(t->due_ns, s->now_ns + patience(t));
 		t->expected_ns = exl3_most(t->expected_ns, s->now_ns + flow->gap_ns);
 	}
 }
@@ -375,14 +385,14 @@ static bool yields(struct exl3_sched *s, const struct exl3_choice *c, uint64_t c
 		if (!t->nr)
 			continue;
 		left--;
-		if (t->boarding || t->nr < 3 * nr || t->nr_busy || s->now_ns >= t->grace_ns ||
+		if (t->boarding || t->nr < 3 * nr || t->nr_busy || s->now_ns >= t->due_ns ||
 		    s->now_ns + cost_ns <= t->expected_ns || t->nr_ready == t->nr)
 			continue;
 		train_choice(&s->trains[i], &o);
 		o.since_ns = NONE; /* for less use, not for having waited longer */
 		if (!exl3_choice_before(&o, c))
 			continue;
-		s->wake_ns = exl3_least(s->wake_ns, t->grace_ns);
+		s->wake_ns = exl3_least(s->wake_ns, t->due_ns);
 		return true;
 	}
 	return false;
@@ -419,7 +429,7 @@ bool exl3_trains_reserve(struct exl3_sched *s, const struct exl3_choice *c)
 		if (!t->nr)
 			continue;
 		left--;
-		if (t->boarding || (!t->nr_busy && s->now_ns >= t->grace_ns) ||
+		if (t->boarding || (!t->nr_busy && s->now_ns >= t->due_ns) ||
 		    (head->rows <= EXL3_TRAIN_ROWS_MAX &&
 		     head->cost_ns <= 2 * exl3_steps_launch(t->board, t->nr)))
 			continue;
@@ -428,7 +438,7 @@ bool exl3_trains_reserve(struct exl3_sched *s, const struct exl3_choice *c)
 		if (!exl3_choice_before(&o, c))
 			continue;
 		if (!t->nr_busy)
-			s->wake_ns = exl3_least(s->wake_ns, t->grace_ns);
+			s->wake_ns = exl3_least(s->wake_ns, t->due_ns);
 		return true;
 	}
 	return false;
@@ -505,7 +515,7 @@ void exl3_trains_depart(struct exl3_sched *s, struct exl3_train *t, struct exl3_
 	} else {
 		charge_late(s, t);
 	}
-	t->grace_ns = t->expected_ns = 0;
+	t->grace_ns = t->due_ns = t->expected_ns = 0;
 	like = majority(t);
 	for (f = t->ready; f; f = next) {
 		next = f->next;

@@ -17,7 +17,7 @@ struct serving_options {
 	const char *daemon, *backend, *dir, *output;
 	unsigned clients[16], nr_clients, private[16], nr_private;
 	double seconds;
-	unsigned think_us, tail_us, layers, shrink;
+	unsigned rounds, think_us, tail_us, layers, shrink;
 	bool pin, device_memory, moe;
 	const char *sockets[3]; /* of the daemons */
 };

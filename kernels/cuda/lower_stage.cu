@@ -29,24 +29,23 @@ struct stage_args {
 	uint32_t nr;
 };
 
+/* One row of blocks per entry: they are read side by side, as each waits for its way over PCIe. */
 __global__ void __launch_bounds__(256) stage_kernel(const __grid_constant__ stage_args a)
 {
-	for (uint32_t i = 0; i < a.nr; i++) {
-		const stage_entry &e = a.e[i];
-		const uint32_t pieces = (e.bytes + 15) / 16;
-		const uint64_t total = (uint64_t)pieces * e.rows;
+	const stage_entry &e = a.e[blockIdx.y];
+	const uint32_t pieces = (e.bytes + 15) / 16;
+	const uint64_t total = (uint64_t)pieces * e.rows;
 
-		for (uint64_t p = blockIdx.x * 256ull + threadIdx.x; p < total; p += gridDim.x * 256ull) {
-			const uint32_t row = (uint32_t)(p / pieces), at = (uint32_t)(p % pieces) * 16;
-			const char *src = e.src + (size_t)row * e.src_stride + at;
-			char *dst = e.dst + (size_t)row * e.dst_stride + at;
+	for (uint64_t p = blockIdx.x * 256ull + threadIdx.x; p < total; p += gridDim.x * 256ull) {
+		const uint32_t row = (uint32_t)(p / pieces), at = (uint32_t)(p % pieces) * 16;
+		const char *src = e.src + (size_t)row * e.src_stride + at;
+		char *dst = e.dst + (size_t)row * e.dst_stride + at;
 
-			if (at + 16 <= e.bytes && !((uintptr_t)src & 15)) {
-				*(uint4 *)dst = *(const uint4 *)src;
-			} else { /* dense rows of an odd width begin and end at any element */
-				for (uint32_t b = 0; b < 16 && at + b < e.bytes; b += 2)
-					*(uint16_t *)(dst + b) = *(const uint16_t *)(src + b);
-			}
+		if (at + 16 <= e.bytes && !((uintptr_t)src & 15)) {
+			*(uint4 *)dst = *(const uint4 *)src;
+		} else { /* dense rows of an odd width begin and end at any element */
+			for (uint32_t b = 0; b < 16 && at + b < e.bytes; b += 2)
+				*(uint16_t *)(dst + b) = *(const uint16_t *)(src + b);
 		}
 	}
 }
@@ -57,12 +56,17 @@ bool in_place(const struct exl3_rows *r, size_t bytes)
 	return r->x_device && bytes % 16 == 0 && r->x_stride % 16 == 0 && !((uintptr_t)r->x & 15);
 }
 
-void launch_stage(struct exl3_dev *dev, stage_args *a, size_t need)
+void launch_stage(struct exl3_dev *dev, stage_args *a)
 {
-	const size_t blocks = (need / 16 + 255) / 256;
-	const unsigned most = (unsigned)dev->sms * 4;
+	const unsigned most = (unsigned)dev->sms * 4 / a->nr + 1;
+	size_t blocks = 1;
 
-	stage_kernel<<<blocks < most ? (unsigned)(blocks ? blocks : 1) : most, 256, 0, dev->stream>>>(*a);
+	for (uint32_t i = 0; i < a->nr; i++) {
+		const size_t need = ((size_t)(a->e[i].bytes + 15) / 16 * a->e[i].rows + 255) / 256;
+
+		blocks = need > blocks ? need : blocks;
+	}
+	stage_kernel<<<dim3(blocks < most ? (unsigned)blocks : most, a->nr), 256, 0, dev->stream>>>(*a);
 	a->nr = 0;
 }
 
@@ -107,7 +111,7 @@ int exl3_cuda_stage(struct exl3_dev *dev, struct exl3_cuda_slot *slot, uint32_t 
 
 		if (in_place(r, bytes)) {
 			if (last && a.nr)
-				launch_stage(dev, &a, need);
+				launch_stage(dev, &a);
 			continue;
 		}
 		a.nr++;
@@ -121,7 +125,7 @@ int exl3_cuda_stage(struct exl3_dev *dev, struct exl3_cuda_slot *slot, uint32_t 
 		r->x = e->dst;
 		r->x_stride = e->dst_stride;
 		if (a.nr == STAGE_ENTRIES || last)
-			launch_stage(dev, &a, need);
+			launch_stage(dev, &a);
 	}
 	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
 }
