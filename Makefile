@@ -197,6 +197,7 @@ $(BUILD)/tests/$(1)/%: $(BUILD)/obj/tests/$(1)/%.o $(TEST_PARTS)
 endef
 $(foreach d,stress integration fault,$(eval $(call test_folder,$(d))))
 $(BUILD)/bench/serving: $(call obj,$(wildcard bench/serving/*.c))
+$(BUILD)/bench/rpc_stream: $(call obj,$(wildcard bench/rpc_stream/*.c))
 $(BUILD)/bench/sched_sim: $(call obj,$(wildcard tests/sim/*.c))
 # OpenBLAS is measured against, never used.
 $(BUILD)/bench/%: $(BUILD)/obj/bench/%.o $(TEST_PARTS)
