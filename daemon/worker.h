@@ -71,4 +71,11 @@ void exl3_worker_tell(struct exl3_worker *w, enum exl3_sup_type type, const char
 /* A model that was loaded at run time: a worker that is started after this one loads it too. */
 void exl3_worker_keep_model(struct exl3_worker *w, const struct exl3_registered *reg);
 
+/* worker_kept.c: for exl3_models.want; after a load, however it came out; KEPT (takes @fds). */
+void exl3_worker_want_kept(void *arg, struct exl3_registered *reg);
+void exl3_worker_tell_way(struct exl3_worker *w, const struct exl3_registered *reg,
+			  enum exl3_models_event event);
+void exl3_worker_take_kept(struct exl3_worker *w, const struct exl3_sup_msg *msg, int *fds,
+			   unsigned nr_fds);
+
 #endif
