@@ -2,6 +2,7 @@
 /* share.c - one copy of a model's weights for the workers of all domains: who loads it, who adopts it. */
 #include "daemon/share.h"
 
+#include "daemon/fault.h"
 #include "daemon/log.h"
 
 #include <signal.h>
@@ -68,7 +69,7 @@ static void give(struct exl3_share *share, struct exl3_domain *d, struct exl3_ke
 {
 	unsigned flags = strcmp(share->cfg->adopt, "verify") == 0 ? EXL3_SUP_VERIFY_ALL : 0;
 
-	if (!exl3_domain_send(d, EXL3_SUP_KEPT, flags, set->id, set->head.name, set->fds,
+	if (exl3_fault("share.give") || !exl3_domain_send(d, EXL3_SUP_KEPT, flags, set->id, set->head.name, set->fds,
 			      set->nr_fds)) {
 		exl3_warn("model %s: its kept weights cannot be handed on: no descriptors left",
 			  set->head.name);

@@ -187,3 +187,20 @@ def slab_inode(pid):
         found = {line.split()[4] for line in f if "memfd:exl3-slab" in line}
     equal(len(found), 1, f"slabs mapped by {pid}")
     return found.pop()
+
+
+def test_failures_on_the_way(env):
+    """Whatever fails on the way from one worker to the next: the model is there, and right."""
+    said = {"adopt.read": "kept weights are not used: reading", "adopt.slab": "kept weights are not used: mapping",
+            "keep.put": "weights cannot be kept: out of memory", "share.give": "cannot be handed on",
+            "weights.manifest": "another worker will have to load it again"}
+    for point, words in said.items():
+        for n in (1, 2):
+            d = env.daemon(("layers",), environ={"EXL3_FAULT": f"{point}:{n}"})
+            first = result(env, d, "layers")
+            for _ in range(2):
+                next_worker(d, d.worker_pid())
+                equal(result(env, d, "layers"), first, f"result with {point}:{n}")
+            met = words in d.log()
+            check(met or n > 1, f"{point}: nothing has failed: {d.log()}")
+            equal(d.stop(), 0, "status")
