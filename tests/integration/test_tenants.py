@@ -150,6 +150,19 @@ def test_who_may_connect_and_what(env):
     equal(d.stop(), 0, "status after SIGTERM")
 
 
+def test_groups_of_a_client(env):
+    """Its group and its supplementary groups count, and the order of the sections."""
+    need_root(env)
+    d = env.daemon(args=("--tenant", "first:groups=23456", "--tenant", "first:channels=1", "--tenant", f"second:users={BATCH}",
+                         "--tenant", "second:channels=2"))
+    opened = {}
+    for what, who in {"user": AS_BATCH, "supplementary": dict(AS_BATCH, extra_groups=[23455, 23456]),
+                      "neither": {"user": BATCH + 1, "group": 0, "extra_groups": [23455]}}.items():
+        opened[what] = sum(code == 0 for _, code, _ in say(env, d, "hello", *["channel:8"] * 3, **who)) - 1
+    equal(opened, {"user": 2, "supplementary": 1, "neither": 3}, "channels")
+    d.stop()
+
+
 def test_cgroup_of_a_client(env):
     """A pattern of cgroups matches by where the process is, not by what it says."""
     with open("/proc/self/cgroup") as f:
