@@ -12,8 +12,8 @@
  *                   [--ablate] [--trace] [--all] [--csv FILE] [--replays N] [--no-cublas]
  *
  * --all prints every kernel of a cell, not only the fastest; --ablate leaves parts of the work out
- * (t: input transform, r: sums across blocks and output, d: decode and product) to place the time; --trace
- * prints how many clocks blocks spend from point to point, mean and largest.
+ * (t: input transform, r: sums across blocks and output, all: everything) to place the time; --trace prints how many
+ * clocks blocks spend from point to point, mean and largest.
  */
 #include "kernels/cuda/launch.h"
 #include "kernels/format.h"
@@ -379,30 +379,43 @@ static std::string cell_name(const cell &c)
 	return t;
 }
 
-/* The last blocks' points in time; they lie at the end of the workspace. */
+/* The last blocks' points in time (gemv.cuh, enum gemv_point); they lie at the end of the workspace. */
 static void print_trace(const exl3_cuda_linear_kernel *kern, const cell &c)
 {
-	static const char *const steps[] = {"start", "image", "main", "flush", "sums"};
+	static const char *const steps[] = {"ask", "x", "image", "main", "flush", "sums"};
 	const int blocks = 96;
-	std::vector<uint32_t> t(blocks * 8);
+	std::vector<uint32_t> t(blocks * 16);
 
 	run_cell(kern, c, false, 8);
 	CK(cudaStreamSynchronize(stream));
 	CK(cudaMemcpy(t.data(), ws + ws_bytes - (64u << 20) - t.size() * 4, t.size() * 4,
 		      cudaMemcpyDeviceToHost));
 	printf("    %-32s m %4u %-20s clocks:", cell_name(c).c_str(), c.m, kern->name);
-	for (int p = 0; p < 5; p++) {
+	for (int p = 0; p < 6; p++) {
 		double sum = 0, top = 0;
 
 		for (int i = 0; i < blocks; i++) {
-			const double d = (double)(t[i * 8 + p + 1] - t[i * 8 + p]);
+			const double d = (double)(int)(t[i * 16 + p + 1] - t[i * 16 + p]);
 
 			sum += d;
 			top = std::max(top, d);
 		}
 		printf("  %s %.0f (%.0f)", steps[p], sum / blocks, top);
 	}
-	printf("\n");
+	double whole = 0, clocks = 0, ns = 0;
+	int spread = 0, span = 0;
+
+	for (int i = 0; i < blocks; i++) {
+		whole = std::max(whole, (double)(t[i * 16 + 6] - t[i * 16]));
+		clocks += t[i * 16 + 6] - t[i * 16];
+		ns += t[i * 16 + 8] - t[i * 16 + 7];
+		for (int j = 0; j < blocks; j++) {
+			spread = std::max(spread, (int)(t[i * 16 + 7] - t[j * 16 + 7]));
+			span = std::max(span, (int)(t[i * 16 + 8] - t[j * 16 + 7]));
+		}
+	}
+	printf("; longest block %.0f, starts within %d ns, first start to last end %d ns, %.2f GHz\n",
+	       whole, spread, span, clocks / ns);
 }
 
 static double measure(const cell &c, const options &o, const blas &b)
@@ -430,12 +443,11 @@ static double measure(const cell &c, const options &o, const blas &b)
 				       cell_name(c).c_str(), c.m, k->name, us,
 				       run_cell(k, c, true, 0));
 			if (o.ablate && table == exl3_cuda_gemv_kernels) {
-				static const char *const what[] = {"-", "t",  "r",  "tr",
-								   "d", "td", "rd", "trd"};
+				static const char *const what[] = {"-", "t", "r", "tr", "all"};
 
 				printf("    %-32s m %4u %-20s without:", cell_name(c).c_str(), c.m,
 				       k->name);
-				for (int f = 1; f < 8; f++)
+				for (int f = 1; f < 5; f++)
 					printf("  %s %.2f", what[f], run_cell(k, c, false, f));
 				printf("\n");
 			}

@@ -20,16 +20,16 @@ static const gemv_instance *const gemv_lists[] = {
 	gemv_rate_2, gemv_rate_3,  gemv_rate_4,  gemv_rate_5,  gemv_rate_6, gemv_rate_7,
 	gemv_rate_8, gemv_rate_10, gemv_rate_12, gemv_rate_14, gemv_rate_16};
 
-enum gemv_mode { MODE_AUTO, MODE_FUSED, MODE_SHARED };
-
-enum gemv_variant { VARIANT_AUTO = -1, VARIANT_W12, VARIANT_W16 };
+enum gemv_mode {
+	MODE_AUTO,
+	MODE_FUSED = 1,
+	MODE_SHARED = 2,
+};
 
 /* Shared memory of a block: an SM's, by compute capability, less 1 KiB per block for the system. */
-static uint32_t gemv_smem_max(const gemv_instance *i, int cc)
+static uint32_t gemv_smem_max(int cc)
 {
-	const uint32_t kib = cc >= 120 ? 100 : cc >= 90 ? 228 : cc == 80 || cc == 87 ? 164 : 100;
-
-	return (kib / i->per_sm - 1) * 1024;
+	return (cc >= 120 ? 99 : cc >= 90 ? 227 : cc == 80 || cc == 87 ? 163 : 99) * 1024;
 }
 
 /* Shared image: one warp per 8 (block, token) pairs of a shard; blockIdx.y is the shard. */
@@ -38,8 +38,8 @@ static __global__ void __launch_bounds__(128) gemv_image_kernel(const __grid_con
 	grid_launch_dependents();
 	grid_wait();
 	if (!(a.ablate & ABLATE_TRANSFORM))
-		gemv_transform(a, a.shard[blockIdx.y].suh, 0, a.kt / 8,
-			       a.image + (size_t)blockIdx.y * a.kt * a.m * 8, NULL,
+		gemv_transform(a, a.shard[blockIdx.y].suh, a.kt / 8,
+			       a.image + (size_t)blockIdx.y * a.kt * (a.image_n ? a.image_n : a.m) * 8,
 			       blockIdx.x * 4 + (threadIdx.x >> 5), gridDim.x * 4);
 }
 
@@ -50,8 +50,8 @@ struct gemv_plan {
 	uint32_t smem;
 };
 
-static const gemv_instance *gemv_find(const struct exl3_matrix *w, uint32_t m, int variant,
-				      bool bytes)
+static const gemv_instance *gemv_find(const struct exl3_matrix *w, uint32_t m, int variant, int cc,
+				      bool bytes, bool fused)
 {
 	const gemv_instance *best = NULL;
 
@@ -59,7 +59,8 @@ static const gemv_instance *gemv_find(const struct exl3_matrix *w, uint32_t m, i
 		for (const gemv_instance *i = list; i->kernel; i++) {
 			if (i->rate2 != w->rate2 || i->codebook != w->codebook ||
 			    i->variant != variant || i->shape.tokens < m ||
-			    (i->form == FORM_BYTES && !bytes))
+			    i->fused != fused || (i->form == FORM_BYTES && !bytes) ||
+			    (i->form == FORM_WIDE && cc != 90))
 				continue;
 			if (!best || i->shape.tokens < best->shape.tokens)
 				best = i;
@@ -78,67 +79,94 @@ static bool gemv_fits(const gemv_instance *i, const struct exl3_cuda_linear *a, 
 	const uint32_t m = gemv_rows(a);
 
 	p->smem = gemv_shared(i->shape, m, p->image_blocks).total;
-	return p->smem <= gemv_smem_max(i, a->device_cc) &&
+	return p->smem <= gemv_smem_max(a->device_cc) &&
 	       (size_t)p->blocks * m * 512 <= EXL3_CUDA_WS_ZERO;
 }
 
-/*
- * Shape of one launch over @strips strips. Measured on an H200: 12 warps with more registers and eight
- * tiles each are best, except for m <= 8 where an SM has little to do; the image is better shared for
- * m > 8 and where blocks would transform more than about fifty rows of 128 each.
- */
-static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matrix *w,
-		       uint32_t strips, int variant, enum gemv_mode mode, gemv_plan *ret)
+/* How many blocks share the work, and how many 128-blocks of k one of them meets at most. */
+static uint32_t gemv_blocks(const gemv_instance *i, uint32_t sms, uint32_t strips, uint32_t kt,
+			    uint32_t *span)
 {
-	const uint32_t kt = w->k / 16, kb = kt / 8, positions = strips * kt;
-	const uint32_t sms = (uint32_t)a->device_sms, m = gemv_rows(a);
+	const uint32_t tiles = i->k_tiles;
+	const uint32_t positions = strips * kt / tiles;
+	/* At least two steps per warp, and few blocks on one strip, so that its owner adds quickly. */
+	uint32_t blocks = sms;
 
-	if (variant == VARIANT_AUTO)
-		variant = m <= 8 && positions / sms <= 110 ? VARIANT_W16 : VARIANT_W12;
+	if (blocks > positions / (2u * i->kg))
+		blocks = positions / (2u * i->kg);
+	if (blocks > strips * 24)
+		blocks = strips * 24;
+	if (!blocks)
+		blocks = 1;
+	/*
+	 * Blocks that end with a strip do one sum instead of two, which is worth about 24 positions;
+	 * fewer of them have more to do.
+	 */
+	const uint32_t parts = blocks / strips;
+
+	if (parts && kt / parts / tiles <= positions / blocks + 24 / tiles)
+		blocks = parts * strips;
+	*span = (positions + blocks - 1) / blocks * tiles / 8 + 2;
+	if (*span > kt / 8)
+		*span = kt / 8;
+	return blocks;
+}
+
+static bool gemv_try(const struct exl3_cuda_linear *a, const struct exl3_matrix *w, uint32_t strips,
+		     int variant, bool fused, gemv_plan *ret)
+{
 	for (int bytes = 1; bytes >= 0; bytes--) {
-		const gemv_instance *i = gemv_find(w, m, variant, bytes && mode != MODE_SHARED);
+		const gemv_instance *i = gemv_find(w, gemv_rows(a), variant, a->device_cc,
+							bytes, fused);
+		uint32_t span;
 
 		if (!i)
 			continue;
-		/* At least two steps per warp, and few blocks on one strip, so that its owner adds quickly. */
-		uint32_t blocks = sms * i->per_sm;
+		const uint32_t blocks =
+			gemv_blocks(i, (uint32_t)a->device_sms, strips, w->k / 16, &span);
 
-		if (blocks > positions / (2u * i->kg))
-			blocks = positions / (2u * i->kg);
-		if (blocks > strips * 24)
-			blocks = strips * 24;
-		if (!blocks)
-			blocks = 1;
-		/*
-		 * Blocks that end with a strip do one sum instead of two, which is worth about 24 positions;
-		 * fewer of them have more to do.
-		 */
-		const uint32_t parts = blocks / strips;
-
-		if (parts && kt / parts <= positions / blocks + 24)
-			blocks = parts * strips;
-		uint32_t span = (positions + blocks - 1) / blocks / 8 + 2;
-
-		if (span > kb)
-			span = kb;
-		*ret = gemv_plan{i, blocks, span, 0};
-		if (mode != MODE_SHARED &&
-		    (mode == MODE_FUSED || i->form == FORM_BYTES ||
-		     (m <= 8 && span * m <= 48)) &&
-		    gemv_fits(i, a, ret))
-			return 0;
-		if (i->form == FORM_BYTES || mode == MODE_FUSED)
-			continue;
-		ret->image_blocks = 0;
+		*ret = gemv_plan{i, blocks, fused ? span : 0, 0};
 		if (gemv_fits(i, a, ret))
-			return 0;
+			return true;
 	}
-	return -EOPNOTSUPP;
+	return false;
 }
 
+/*
+ * Shape of one launch over @strips strips. Measured on an H200: every block makes the image that it
+ * needs where that is few rows of 128 values, else a kernel before makes it for all.
+ */
+static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matrix *w,
+		       uint32_t strips, int variant, int mode, gemv_plan *ret)
+{
+	bool ok = false;
+
+	if (variant == VARIANT_AUTO && mode == MODE_AUTO) {
+		const uint32_t kb = w->k / 128, per_sm = strips * kb / (uint32_t)a->device_sms + 2;
+		const uint32_t m = gemv_rows(a), rows = m * (per_sm < kb ? per_sm : kb);
+
+		if (m > 8)
+			ok = gemv_try(a, w, strips, VARIANT_WIDE, false, ret);
+		else if (rows <= 48 || (m <= 4 && w->codebook == EXL3_CB_MUL1))
+			ok = gemv_try(a, w, strips, VARIANT_W12, true, ret);
+		else
+			ok = gemv_try(a, w, strips, VARIANT_W16, false, ret);
+	}
+	if (variant == VARIANT_AUTO)
+		variant = VARIANT_W12;
+	if (!ok && !(mode & MODE_FUSED))
+		ok = gemv_try(a, w, strips, variant, false, ret);
+	if (!ok && !(mode & MODE_SHARED))
+		ok = gemv_try(a, w, strips, variant, true, ret);
+	return ok ? 0 : -EOPNOTSUPP;
+}
+
+/* Tokens of an image for wgmma are 16 or 32. */
 static size_t gemv_image_bytes(const struct exl3_cuda_linear *a)
 {
-	return (size_t)a->nr_shards * a->shard[0].k / 16 * a->m * 32;
+	const uint32_t m = gemv_rows(a);
+
+	return (size_t)a->nr_shards * a->shard[0].k / 16 * (m <= 8 ? 8 : m <= 16 ? 16 : 32) * 32;
 }
 
 /* Shards that are alike, from @from on, packed into one launch; @done marks them. */
@@ -172,15 +200,15 @@ static uint32_t gemv_gather(const struct exl3_cuda_linear *a, uint32_t from, boo
 	return nr;
 }
 
-static bool gemv_supports(const struct exl3_cuda_linear *a, int variant, enum gemv_mode mode)
+static bool gemv_supports(const struct exl3_cuda_linear *a, int variant, int mode)
 {
 	bool done[EXL3_CUDA_SHARDS_MAX] = {};
 	gemv_args g;
 	gemv_plan plan;
 	uint32_t strips;
 
-	if (a->device_cc < 80 || a->m < 1 || a->m > gemv_rows(a) || gemv_rows(a) > 32 || a->nr_shards < 1 ||
-	    a->nr_shards > EXL3_CUDA_SHARDS_MAX)
+	if (a->device_cc < 80 || a->m < 1 || a->m > gemv_rows(a) || gemv_rows(a) > 32 ||
+	    a->nr_shards < 1 || a->nr_shards > EXL3_CUDA_SHARDS_MAX)
 		return false;
 	for (uint32_t s = 0; s < a->nr_shards; s++) {
 		if (done[s])
@@ -215,7 +243,7 @@ static cudaError_t gemv_launch_one(const void *kernel, dim3 grid, uint32_t threa
 	return cudaLaunchKernelExC(&cfg, kernel, params);
 }
 
-static int gemv_launch(const struct exl3_cuda_linear *a, int variant, enum gemv_mode mode,
+static int gemv_launch(const struct exl3_cuda_linear *a, int variant, int mode,
 		       cudaStream_t stream)
 {
 	bool done[EXL3_CUDA_SHARDS_MAX] = {};
@@ -234,17 +262,22 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int variant, enum gemv_
 			return -EOPNOTSUPP;
 		g.r = rows_of(a);
 		g.m = a->m;
+		const bool wide = p.inst->form == FORM_WIDE;
+
 		g.kt = a->shard[s].k / 16;
+		g.image_n = wide ? p.inst->shape.tokens : 0;
 		g.m_inverse = (uint32_t)((0x100000000ull + a->m - 1) / a->m);
-		g.positions = strips * g.kt;
-		g.share = g.positions / p.blocks;
-		g.rest = g.positions % p.blocks;
+		const uint32_t positions = strips * g.kt / p.inst->k_tiles;
+
+		g.share = positions / p.blocks;
+		g.rest = positions % p.blocks;
 		g.blocks_inverse = (uint32_t)((0x100000000ull + p.blocks - 1) / p.blocks);
 		g.image_blocks = p.image_blocks;
+		g.weights_first = programmatic;
 		g.ablate = a->ablate;
 		g.slots = (uint32_t *)a->ws;
 		g.image = (uint32_t *)((char *)a->ws + EXL3_CUDA_WS_ZERO);
-		g.trace = (uint32_t *)((char *)a->ws + a->ws_bytes) - 8 * p.blocks;
+		g.trace = (uint32_t *)((char *)a->ws + a->ws_bytes) - 16 * p.blocks;
 		if (a->ws_bytes < EXL3_CUDA_WS_ZERO + (p.image_blocks ? 0 : gemv_image_bytes(a)))
 			return -ENOMEM;
 		if (!p.image_blocks) {
@@ -258,6 +291,8 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int variant, enum gemv_
 			/* Inside the operation, the weights' first loads may overlap the transform. */
 			programmatic = a->device_cc >= 90;
 		}
+		g.kt /= p.inst->k_tiles;
+		g.kt_inverse = (uint32_t)((0x100000000ull + g.kt - 1) / g.kt);
 		e = cudaFuncSetAttribute((const void *)p.inst->kernel,
 					 cudaFuncAttributeMaxDynamicSharedMemorySize, (int)p.smem);
 		if (e == cudaSuccess)
@@ -287,9 +322,10 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int variant, enum gemv_
 
 extern "C" const struct exl3_cuda_linear_kernel exl3_cuda_gemv_kernels[] = {
 	GEMV_KERNEL("gemv", VARIANT_AUTO, MODE_AUTO),
-	GEMV_KERNEL("gemv_fused", VARIANT_AUTO, MODE_FUSED),
-	GEMV_KERNEL("gemv_shared", VARIANT_AUTO, MODE_SHARED),
-	GEMV_KERNEL("gemv_w12", VARIANT_W12, MODE_AUTO),
-	GEMV_KERNEL("gemv_w16", VARIANT_W16, MODE_AUTO),
+	GEMV_KERNEL("gemv_w12_fused", VARIANT_W12, MODE_FUSED),
+	GEMV_KERNEL("gemv_w12_shared", VARIANT_W12, MODE_SHARED),
+	GEMV_KERNEL("gemv_w16_fused", VARIANT_W16, MODE_FUSED),
+	GEMV_KERNEL("gemv_w16_shared", VARIANT_W16, MODE_SHARED),
+	GEMV_KERNEL("gemv_wide", VARIANT_WIDE, MODE_SHARED),
 	{},
 };

@@ -33,7 +33,8 @@
  * Sums cross warps through shared memory, and blocks through words in global memory that carry their own
  * flag: 0 is "not there yet", a value is stored with its bits inverted (no sum has the NaN pattern
  * 0xffffffff), and the owner zeroes what it has read. The owner waits only for blocks with lower
- * numbers, which start no later than it does, and adds in their order: same shapes, same bits.
+ * numbers, which start no later than it does, and adds in their order: same shapes, same bits. (Clusters of
+ * four blocks, one per SM, do not all fit on an H200 at a time; so the sums do not take that way.)
  */
 #ifndef EXL3_CUDA_GEMV_CUH
 #define EXL3_CUDA_GEMV_CUH
@@ -44,25 +45,28 @@
 namespace exl3
 {
 
-template <int RATE2_, int CB_, gemv_form FORM_, int MG_, int NT_, int WARPS_, int PER_SM_, int HX_>
+template <int RATE2_, int CB_, gemv_form FORM_, int MG_, int NT_, int K_TILES_, int WARPS_,
+	  int STAGES_, int HX_, bool FUSED_>
 struct gemv_cfg {
 	static constexpr int RATE2 = RATE2_, CB = CB_, MG = MG_, NT = NT_, WARPS = WARPS_;
-	static constexpr int PER_SM = PER_SM_, HX = HX_;
+	static constexpr int K_TILES = K_TILES_; /* of a position */
+	static constexpr int STAGES = STAGES_, HX = HX_;
 	static constexpr gemv_form FORM = FORM_;
+	static constexpr bool FUSED = FUSED_; /* where the image of x lives */
+	static constexpr bool SUMS = FORM == FORM_PACKED && CB == CB_MUL1;
 	static constexpr int HALVES = 8 / NT;     /* parts of a strip's columns */
 	static constexpr int KG = WARPS / HALVES; /* positions in work at a time */
 	static constexpr int TOKENS = FORM == FORM_BYTES ? 4 * MG : 8 * MG;
-	static constexpr int ITEM = NT * 16 * RATE2; /* bytes of weights of a warp's step */
-	/* Enough stages to cover the latency of memory: about 96 KiB of an SM, most of it in flight. */
-	static constexpr int FIT =
-		96 * 1024 / (WARPS * PER_SM) / (ITEM + (MG == 1 ? 0 : 32 * TOKENS));
-	static constexpr int STAGES = FIT < 3 ? 3 : FIT > 8 ? 8 : FIT;
+	static constexpr int ROW_ITEM = NT * 16 * RATE2; /* bytes of weights of a k-tile */
+	static constexpr int ITEM = K_TILES * ROW_ITEM;  /* of a warp's step */
+	static constexpr int STAGE = ITEM + (FUSED ? 0 : K_TILES * 32 * TOKENS); /* of one warp */
+	static constexpr int BLOCK = 8 / K_TILES; /* positions in 128 rows */
 	static constexpr int ROW =
 		NT * 16 + 4; /* floats: a warp's four quarters in different banks */
 	static constexpr int RED = TOKENS < 16 ? TOKENS : 16; /* tokens reduced at a time */
 
 	static_assert(8 % NT == 0 && WARPS % HALVES == 0, "warps tile a strip");
-	static_assert(ITEM % 16 == 0, "copies of 16 bytes");
+	static_assert(ROW_ITEM % 16 == 0, "copies of 16 bytes");
 	static_assert(FORM != FORM_DUP || MG == 1, "dup is for one group of columns");
 	static_assert(FORM != FORM_BYTES || CB == CB_MUL1, "bytes are a mul1 form");
 	static_assert(FORM != FORM_DUP || CB != CB_MUL1, "dup needs halves");
@@ -70,31 +74,48 @@ struct gemv_cfg {
 
 /* What the host needs to know of a shape, and the device's layout follows from: one truth for both. */
 struct gemv_shape {
-	uint8_t warps, stages, tokens, red;
-	uint16_t item, row;
+	uint8_t warps, parts, tokens, red; /* parts: sums of a block that are added */
+	uint32_t ring; /* bytes: all warps' stages */
+	uint16_t row;
 };
 
 template <class C> static constexpr EXL3_HD gemv_shape gemv_shape_of()
 {
-	return {C::WARPS, C::STAGES, C::TOKENS, C::RED, C::ITEM, C::ROW};
+	return {C::WARPS, C::WARPS, C::TOKENS, C::RED, C::WARPS *C::STAGES *C::STAGE, C::ROW};
 }
 
 /* Shared memory of a block, in bytes. */
 struct gemv_layout {
-	uint32_t stage; /* of one warp: weights, then B if the image is shared */
-	uint32_t red, image, peak, total;
+	uint32_t red, image, peak, total; /* the ring lies before red */
 };
 
 static EXL3_HD gemv_layout gemv_shared(const gemv_shape &s, uint32_t m, uint32_t image_blocks)
 {
 	gemv_layout l;
 
-	l.stage = s.item + (image_blocks ? 0 : 32 * m);
-	l.red = s.warps * s.stages * l.stage;
-	l.image = l.red + s.warps * (m < s.red ? m : s.red) * s.row * 4;
+	l.red = s.ring;
+	l.image = l.red + s.parts * (m < s.red ? m : s.red) * s.row * 4;
 	l.peak = l.image + image_blocks * 8 * m * 32;
 	l.total = l.peak + 4 * 8;
 	return l;
+}
+
+/*
+ * mul1: the A fragment with 1024 + S instead of the weight, exact in fp16. With the sum of x it gives
+ * sum x w = MUL1_SCALE sum x (1024 + S) + MUL1_OFFSET sum x.
+ */
+constexpr float MUL1_OFFSET = MUL1_MEAN - 1534.0f * MUL1_SCALE; /* the value of S = -1024 */
+
+template <int RATE2, int HX>
+static EXL3_HD void decode_sums(const uint32_t (&v)[run<RATE2>::NV], uint32_t (&a)[4])
+{
+	uint32_t x[8];
+
+	decode_products<RATE2, CB_MUL1, HX>(v, x);
+	a[0] = prmt(bytesum(x[0]), bytesum(x[1]), 0x5410);
+	a[1] = prmt(bytesum(x[4]), bytesum(x[5]), 0x5410);
+	a[2] = prmt(bytesum(x[2]), bytesum(x[3]), 0x5410);
+	a[3] = prmt(bytesum(x[6]), bytesum(x[7]), 0x5410);
 }
 
 #ifdef __CUDACC__
@@ -103,6 +124,14 @@ static EXL3_HD gemv_layout gemv_shared(const gemv_shape &s, uint32_t m, uint32_t
 EXL3_DEV uint32_t gemv_begin(const gemv_args &a, uint32_t c)
 {
 	return c * a.share + (a.rest ? __umulhi(c * a.rest, a.blocks_inverse) : 0);
+}
+
+/* The strip of a position. */
+EXL3_DEV uint32_t gemv_strip_of(const gemv_args &a, uint32_t position)
+{
+	const uint32_t s = __umulhi(position, a.kt_inverse); /* at most one too high */
+
+	return s * a.kt > position ? s - 1 : s;
 }
 
 EXL3_DEV int gemv_shard_of(const gemv_args &a, uint32_t strip)
@@ -145,6 +174,7 @@ template <class C> struct gemv_acc {
 	float f[C::FORM == FORM_BYTES ? 1 : C::NT][C::MG][4];
 	int i[C::FORM == FORM_BYTES ? C::NT : 1][C::MG][4];
 	int sum[C::MG]; /* bytes: of this lane's activations */
+	float x[C::SUMS ? C::MG : 1][4]; /* sums of x, laid out like f */
 };
 
 template <class C> EXL3_DEV void gemv_clear(gemv_acc<C> &acc)
@@ -152,6 +182,10 @@ template <class C> EXL3_DEV void gemv_clear(gemv_acc<C> &acc)
 #pragma unroll
 	for (int g = 0; g < C::MG; g++) {
 		acc.sum[g] = 0;
+		if constexpr (C::SUMS)
+#pragma unroll
+			for (int j = 0; j < 4; j++)
+				acc.x[g][j] = 0.0f;
 #pragma unroll
 		for (int t = 0; t < C::NT; t++)
 #pragma unroll
@@ -187,6 +221,7 @@ EXL3_DEV void gemv_step(uint32_t tiles, const run_lane<C::RATE2> &rl, uint32_t b
 {
 	uint32_t b0[C::MG], b1[C::MG], b2[C::MG], b3[C::MG];
 	uint32_t addr[run<C::RATE2>::NV + 1];
+	constexpr uint32_t ONES = 0x3c003c00u;
 
 #pragma unroll
 	for (int j = 0; j <= run<C::RATE2>::NV; j++)
@@ -214,6 +249,8 @@ EXL3_DEV void gemv_step(uint32_t tiles, const run_lane<C::RATE2> &rl, uint32_t b
 				b0[j] = w.x;
 				b1[j] = w.y;
 			}
+			if constexpr (C::SUMS)
+				mma_f16(acc.x[j], ONES, ONES, ONES, ONES, b0[j], b1[j]);
 		}
 	}
 #pragma unroll
@@ -239,7 +276,10 @@ EXL3_DEV void gemv_step(uint32_t tiles, const run_lane<C::RATE2> &rl, uint32_t b
 		} else {
 			uint32_t r[4];
 
-			decode_packed<C::RATE2, C::CB, C::HX>(v, r);
+			if constexpr (C::SUMS)
+				decode_sums<C::RATE2, C::HX>(v, r);
+			else
+				decode_packed<C::RATE2, C::CB, C::HX>(v, r);
 #pragma unroll
 			for (int j = 0; j < C::MG; j++)
 				mma_f16(acc.f[t][j], r[0], r[1], r[2], r[3], b0[j], b1[j]);
@@ -293,9 +333,16 @@ EXL3_DEV void gemv_flush(gemv_acc<C> &acc, float *red, int token0, uint32_t m, c
 				continue;
 #pragma unroll
 			for (int t = 0; t < C::NT; t++) {
-				const float(&c)[4] = acc.f[t][j];
+				float c[4];
 				float *out = red + (token - token0) * C::ROW + t * 16 + g;
 
+#pragma unroll
+				for (int i = 0; i < 4; i++)
+					if constexpr (C::SUMS)
+						c[i] = acc.f[t][j][i] * MUL1_SCALE +
+						       acc.x[j][i] * MUL1_OFFSET;
+					else
+						c[i] = acc.f[t][j][i];
 				if (token < m) {
 					out[0] = c[0];
 					out[8] = c[2];
@@ -419,49 +466,45 @@ EXL3_DEV void gemv_reduce(const gemv_args &a, const gemv_shard &s, uint32_t stri
  * worked out again at its end.
  */
 template <class C> struct gemv_loader {
-	int left;       /* steps to the end of the warp's work */
-	int strip_left; /* steps to the end of the strip */
-	int position;   /* of the first step after this strip's */
-	uint32_t strip;
+	int rest;     /* steps until something else than pointers changes; 0: all is copied */
+	int position; /* of the first step after those */
 	const char *src; /* this lane's bytes of the weights */
 	const char *b;   /* shared image: this lane's bytes of it */
-	uint32_t row;    /* bytes to the next step's weights */
+	uint32_t row;    /* bytes to the next k-tile's weights */
 
-	EXL3_DEV_MEMBER void enter_strip(const gemv_args &a, uint32_t begin)
+	EXL3_DEV_MEMBER void enter(const gemv_args &a, uint32_t begin)
 	{
 		const uint32_t lane = threadIdx.x & 31, half = (threadIdx.x >> 5) % C::HALVES;
 
-		while (position < (int)(strip * a.kt))
-			strip--;
+		rest = 0;
+		if (position < (int)begin)
+			return;
+		const uint32_t strip = gemv_strip_of(a, (uint32_t)position);
 		const uint32_t top = strip * a.kt, kt = (uint32_t)position - top;
 		const int shard = gemv_shard_of(a, strip);
 		const gemv_shard &s = a.shard[shard];
-		const uint32_t tile_row = s.nt * (16 * C::RATE2);
 
-		row = C::KG * tile_row;
-		src = (const char *)s.trellis + (size_t)kt * tile_row +
+		row = s.nt * (16 * C::RATE2);
+		src = (const char *)s.trellis + (size_t)kt * C::K_TILES * row +
 		      ((strip - s.strip) * 8 + half * C::NT) * (16 * C::RATE2) + lane * 16;
-		b = (const char *)a.image + ((size_t)shard * a.kt + kt) * a.m * 32 + lane * 16;
-		strip_left = (position - (int)max(begin, top)) / C::KG + 1;
-		position -= strip_left * C::KG;
+		if (!C::FUSED)
+			b = (const char *)a.image +
+			    ((size_t)shard * a.kt + kt) * a.m * (32 * C::K_TILES) + lane * 16;
+		rest = (position - (int)max(begin, top)) / C::KG + 1;
+		position -= rest * C::KG;
 	}
 
-	/* At @first, which lies in strip @strip_ or below it. */
-	EXL3_DEV_MEMBER void start(const gemv_args &a, uint32_t begin, int first, uint32_t strip_)
+	EXL3_DEV_MEMBER void start(const gemv_args &a, uint32_t begin, int first)
 	{
 		position = first;
-		strip = strip_;
-		left = first >= (int)begin ? (first - (int)begin) / C::KG + 1 : 0;
-		if (left)
-			enter_strip(a, begin);
+		enter(a, begin);
 	}
 
-	EXL3_DEV_MEMBER void next(const gemv_args &a, uint32_t begin)
+	EXL3_DEV_MEMBER void next(const gemv_args &a)
 	{
-		src -= row;
-		b -= C::KG * a.m * 32;
-		if (--left && !--strip_left)
-			enter_strip(a, begin);
+		src -= C::KG * C::K_TILES * row;
+		if (!C::FUSED)
+			b -= C::KG * a.m * (32 * C::K_TILES);
 	}
 
 	EXL3_DEV_MEMBER void copy_weights(uint32_t dst) const
@@ -469,9 +512,12 @@ template <class C> struct gemv_loader {
 		const uint32_t lane = threadIdx.x & 31;
 
 #pragma unroll
-		for (uint32_t c = 0; c < C::ITEM / 16; c += 32)
-			if (c + 32 <= C::ITEM / 16 || c + lane < C::ITEM / 16)
-				cp_async16(dst + c * 16, src + c * 16);
+		for (int k = 0; k < C::K_TILES; k++)
+#pragma unroll
+			for (uint32_t c = 0; c < C::ROW_ITEM / 16; c += 32)
+				if (c + 32 <= C::ROW_ITEM / 16 || c + lane < C::ROW_ITEM / 16)
+					cp_async16(dst + k * C::ROW_ITEM + c * 16,
+						   src + (size_t)k * row + c * 16);
 	}
 
 	EXL3_DEV_MEMBER void copy_b(uint32_t dst, uint32_t m) const
@@ -479,61 +525,96 @@ template <class C> struct gemv_loader {
 		const uint32_t lane = threadIdx.x & 31;
 
 #pragma unroll
-		for (uint32_t c = 0; c < C::TOKENS * 2; c += 32)
-			if (c + lane < m * 2)
+		for (uint32_t c = 0; c < C::TOKENS * 2 * C::K_TILES; c += 32)
+			if (c + lane < m * (2 * C::K_TILES))
 				cp_async16(dst + c * 16, b + c * 16);
 	}
 };
 
-/* Scales are cold too: asked for early, used after the first barrier and at the very end. */
-EXL3_DEV void gemv_prefetch_scales(const gemv_args &a, uint32_t begin, uint32_t end, uint32_t strip)
+/* Scales are cold too: asked for early, used at the very end. */
+EXL3_DEV void gemv_prefetch_scales(const gemv_args &a, uint32_t strip)
 {
 	const gemv_shard &s = a.shard[gemv_shard_of(a, strip)];
-	const uint32_t kb = a.kt / 8, nb = min((end - 1) / 8 - begin / 8 + 1, kb), i = threadIdx.x;
 
-	/* 128 values are two lines. */
-	if (a.image_blocks && i < 2 * nb)
-		prefetch_l2(s.suh + (begin / 8 + i / 2) % kb * 128 + i % 2 * 64);
-	if (i < 2)
-		prefetch_l2(s.svh + (strip - s.strip) * 128 + i * 64);
+	if (threadIdx.x < 2) /* 128 values are two lines */
+		prefetch_l2(s.svh + (strip - s.strip) * 128 + threadIdx.x * 64);
 }
 
-/* Points in time of a block, for the benchmark (ABLATE_TRACE): clocks since its start, by thread 0. */
-EXL3_DEV void gemv_trace(const gemv_args &a, int point)
+/* Points in time of a block, for the benchmark (ABLATE_TRACE): clocks of its SM, by thread 0. */
+enum gemv_point {
+	AT_START,
+	AT_ASKED,
+	AT_X,
+	AT_IMAGE,
+	AT_MAIN,
+	AT_FLUSH,
+	AT_END,
+	AT_START_NS,
+	AT_END_NS,
+};
+
+EXL3_DEV void gemv_trace(const gemv_args &a, gemv_point point, uint32_t clocks)
 {
-	if ((a.ablate & ABLATE_TRACE) && threadIdx.x == 0)
-		a.trace[blockIdx.x * 8 + point] = clock32();
+	if ((a.ablate & ABLATE_TRACE) && threadIdx.x == 0) {
+		a.trace[blockIdx.x * 16 + point] = clocks;
+		if (point == AT_START || point == AT_END)
+			a.trace[blockIdx.x * 16 + (point == AT_START ? AT_START_NS : AT_END_NS)] =
+				nanoseconds32();
+	}
 }
 
-/* Fused: the part of the image that the rest of the range needs; returns its first block of k. */
-template <class C>
+EXL3_DEV void gemv_trace(const gemv_args &a, gemv_point point)
+{
+	gemv_trace(a, point, clock32());
+}
+
+/*
+ * Fused: the part of the image that the rest of the range needs; returns its first block of k. @between
+ * runs while x is on its way, or, with @first, before it is asked for.
+ */
+template <class C, class F>
 EXL3_DEV uint32_t gemv_make_image(const gemv_args &a, const gemv_layout &l, int shard,
-				  uint32_t begin, uint32_t hi, char *smem)
+				  uint32_t begin, uint32_t hi, char *smem, bool first, F between)
 {
 	uint32_t *image = (uint32_t *)(smem + l.image);
-	uint32_t *peak = (uint32_t *)(smem + l.peak);
-	const uint32_t kb = a.kt / 8;
-	uint32_t nb = (hi - 1) / 8 - begin / 8 + 1;
-	uint32_t kb0 = begin / 8 % kb;
+	uint32_t *peak = C::FORM == FORM_BYTES ? (uint32_t *)(smem + l.peak) : (uint32_t *)NULL;
+	const __half *suh = a.shard[shard].suh;
+	const uint32_t kb = a.kt / C::BLOCK, warp = threadIdx.x >> 5;
+	uint32_t nb = (hi - 1) / C::BLOCK - begin / C::BLOCK + 1;
+	uint32_t kb0 = (begin - gemv_strip_of(a, begin) * a.kt) / C::BLOCK;
+	raw_four one = {};
+	raw_rows eight = {}; /* or the compiler thinks that it lives through the strips before */
 
 	if (nb >= kb) {
 		kb0 = 0;
 		nb = kb;
 	}
-	__syncthreads(); /* the image before is not used any more */
-	if (C::FORM == FORM_BYTES) {
-		if (threadIdx.x < a.m)
-			peak[threadIdx.x] = 0;
-		__syncthreads();
-	}
-	if (!(a.ablate & ABLATE_TRANSFORM)) {
-		const __half *suh = a.shard[shard].suh;
-		uint32_t *p = C::FORM == FORM_BYTES ? peak : (uint32_t *)NULL;
+	const uint32_t total = a.ablate & ABLATE_TRANSFORM ? 0 : nb * a.m;
+	const bool few = total <= C::WARPS;
 
-		if (nb * a.m <= 4 * C::WARPS)
-			gemv_transform_few(a, suh, kb0, nb, image, p, threadIdx.x >> 5, C::WARPS);
-		else
-			gemv_transform(a, suh, kb0, nb, image, p, threadIdx.x >> 5, C::WARPS);
+#pragma unroll 1
+	for (int pass = 0; pass < 2; pass++) {
+		if (first == (pass == 0))
+			between();
+		else if (!few)
+			gemv_rows_load(a, suh, kb, kb0, nb, warp * 8, eight);
+		else if (warp < total)
+			gemv_row_load(a, suh, kb, kb0, warp, one);
+	}
+	if (C::FORM == FORM_BYTES && threadIdx.x < a.m)
+		peak[threadIdx.x] = 0;
+	__syncthreads(); /* the image before is not used any more */
+	gemv_trace(a, AT_X);
+	if (few) {
+		if (warp < total)
+			gemv_row_make(a, warp, one, image, peak);
+	} else {
+#pragma unroll 1
+		for (uint32_t r0 = warp * 8; r0 < total; r0 += C::WARPS * 8) {
+			if (r0 != warp * 8)
+				gemv_rows_load(a, suh, kb, kb0, nb, r0, eight);
+			gemv_rows_make(a, nb, r0, eight, image, peak);
+		}
 	}
 	__syncthreads();
 	if (C::FORM == FORM_BYTES) {
@@ -544,7 +625,7 @@ EXL3_DEV uint32_t gemv_make_image(const gemv_args &a, const gemv_layout &l, int 
 }
 
 /* A warp's steps of one strip. @issued, @taken: its steps copied and multiplied so far, in its whole range. */
-template <class C, bool FUSED>
+template <class C>
 EXL3_DEV void gemv_strip(const gemv_args &a, const gemv_layout &l, uint32_t smem, uint32_t begin,
 			 uint32_t end, uint32_t strip, uint32_t kb0, int &issued, int &taken,
 			 gemv_acc<C> &acc)
@@ -556,98 +637,132 @@ EXL3_DEV void gemv_strip(const gemv_args &a, const gemv_layout &l, uint32_t smem
 	const int first = (int)(end - 1 - warp / C::HALVES);
 	const uint32_t top = strip * a.kt, lo = max(begin, top), m = a.m;
 	const int position = first - taken * C::KG;
-	uint32_t decode = !(a.ablate & ABLATE_DECODE);
 	int steps = position >= (int)lo ? (position - (int)lo) / C::KG + 1 : 0;
 	/* A strip's k-tiles lie in the image in one piece. */
 	const int kt = position - (int)top;
-	const int image_row =
-		kt >= (int)(8 * kb0) ? kt - (int)(8 * kb0) : kt + (int)(a.kt - 8 * kb0);
-	const run_lane<C::RATE2> rl(lane);
+	const int image_row = kt >= (int)(C::BLOCK * kb0) ? kt - (int)(C::BLOCK * kb0)
+							  : kt + (int)(a.kt - C::BLOCK * kb0);
+	/* Places in the ring are this lane's 16 bytes for the copies; reading takes that back. */
+	const uint32_t ring = smem + warp * C::STAGES * C::STAGE + lane * 16;
+	run_lane<C::RATE2> rl(lane);
 	uint32_t b_offset[C::MG];
-	uint32_t stage = l.stage, ring = smem + warp * C::STAGES * stage,
-		 ring_end = ring + C::STAGES * stage;
-	uint32_t tiles = ring + taken % C::STAGES * stage;
-	uint32_t dst = ring + (taken + C::STAGES - 1) % C::STAGES * stage + lane * 16;
-	uint32_t b_image = smem + l.image + image_row * (m * 32), b_step = C::KG * m * 32;
+	uint32_t ring_last = ring + (C::STAGES - 1) * C::STAGE;
+	uint32_t tiles = ring + taken % C::STAGES * C::STAGE;
+	uint32_t free = ring + (taken + C::STAGES - 1) % C::STAGES * C::STAGE;
+	const uint32_t b_row = m * 32;
+	uint32_t b_image = smem + l.image + image_row * (int)(C::K_TILES * b_row);
+	uint32_t b_step = C::KG * C::K_TILES * b_row;
 	gemv_loader<C> in;
 
-	keep(stage);
-	keep(ring);
-	keep(ring_end);
+	keep(ring_last);
 	keep(b_step);
-	keep(decode);
+#pragma unroll
+	for (int j = 0; j <= run<C::RATE2>::NV; j++) {
+		rl.offset[j] -= lane * 16;
+		keep(rl.offset[j]);
+	}
 	gemv_b_offsets<C>(lane, m, b_offset);
-	in.start(a, begin, first - issued * C::KG, strip);
-	issued += in.left < steps ? in.left : steps;
-	taken += steps;
-#pragma unroll 1
-	for (; steps > 0; steps--) {
-		cp_async_wait<C::STAGES - 2>();
-		__syncwarp();
-		/* The slot of the step before is free: all lanes are past it. */
-		if (in.left) {
-			in.copy_weights(dst);
-			if (!FUSED)
-				in.copy_b(dst + C::ITEM, m);
-			in.next(a, begin);
+	if (!C::FUSED)
+#pragma unroll
+		for (int j = 0; j < C::MG; j++) {
+			b_offset[j] += C::ITEM - lane * 16;
+			keep(b_offset[j]);
 		}
-		cp_async_commit();
-		dst = dst + stage >= ring_end ? dst + stage - C::STAGES * stage : dst + stage;
-		if (decode)
-			gemv_step<C>(tiles, rl, FUSED ? b_image : tiles + C::ITEM, b_offset, acc);
-		tiles = tiles + stage == ring_end ? ring : tiles + stage;
-		b_image -= b_step;
+	in.start(a, begin, first - issued * C::KG);
+	issued += steps; /* beyond the end of the range there is nothing to copy either */
+	taken += steps;
+	/* Rounds end where the copies reach another strip, so that the loop inside is nothing but the work. */
+#pragma unroll 1
+	while (steps > 0) {
+		const bool copying = in.rest > 0;
+		int round = copying && in.rest < steps ? in.rest : steps;
+
+		steps -= round;
+		in.rest -= round;
+#pragma unroll 1
+		do {
+			cp_async_wait<C::STAGES - 2>();
+			__syncwarp();
+			/* The slot of the step before is free: all lanes are past it. */
+			if (copying) {
+				in.copy_weights(free);
+				if (!C::FUSED)
+					in.copy_b(free + C::ITEM, m);
+				in.next(a);
+			}
+			cp_async_commit();
+#pragma unroll
+			for (int k = 0; k < C::K_TILES; k++)
+				gemv_step<C>(tiles + k * C::ROW_ITEM, rl,
+					     (C::FUSED ? b_image : tiles) + k * b_row, b_offset,
+					     acc);
+			free = tiles;
+			tiles = tiles == ring_last ? tiles - (C::STAGES - 1) * C::STAGE
+						   : tiles + C::STAGE;
+			b_image -= b_step;
+		} while (--round);
+		if (copying && !in.rest)
+			in.enter(a, begin);
 	}
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::WARPS * 32, C::PER_SM)
+__global__ void __launch_bounds__(C::WARPS * 32, 1)
 	gemv_kernel(const __grid_constant__ gemv_args a)
 {
-	extern __shared__ __align__(128) char gemv_smem[];
+	extern __shared__ __align__(1024) char gemv_smem[];
+	const uint32_t start = clock32();
+
+	gemv_touch(a);
 	const gemv_layout l = gemv_shared(gemv_shape_of<C>(), a.m, a.image_blocks);
 	const uint32_t begin = gemv_begin(a, blockIdx.x), end = gemv_begin(a, blockIdx.x + 1);
-	const bool fused = a.image_blocks != 0;
 	const uint32_t smem = smem_addr(gemv_smem);
-	uint32_t strip = (end - 1) / a.kt;
+	uint32_t strip = gemv_strip_of(a, end - 1);
 	int issued = 0, taken = 0;
 
-	gemv_trace(a, 0);
-	/* One miss of the constant cache instead of several in a row. */
-	asm volatile("" ::"r"(a.shard[0].nt), "l"(a.shard[0].svh), "r"(a.r.x_stride), "l"(a.r.x),
-		     "r"(a.m), "r"(a.kt), "r"(a.share), "r"(a.image_blocks), "l"(a.slots));
-	/* Weights do not depend on earlier kernels, so they are asked for before anything is waited for. */
-	{
+	gemv_trace(a, AT_START, start);
+	if (a.ablate & ABLATE_ALL)
+		return;
+	/* Weights do not depend on earlier kernels, so they need not wait for those. */
+	auto first_copies = [&] {
 		const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-		const uint32_t ring = smem + warp * C::STAGES * l.stage + lane * 16;
+		const uint32_t ring = smem + warp * C::STAGES * C::STAGE + lane * 16;
 		gemv_loader<C> in;
 
-		in.start(a, begin, (int)(end - 1 - warp / C::HALVES), strip);
+		in.start(a, begin, (int)(end - 1 - warp / C::HALVES));
 		gemv_loader<C> in_b = in;
-		gemv_prefetch_scales(a, begin, end, strip);
 #pragma unroll 1
 		for (int s = 0; s < C::STAGES - 1; s++) {
-			if (in.left) {
-				in.copy_weights(ring + s * l.stage);
-				in.next(a, begin);
-				issued++;
+			if (in.rest) {
+				in.copy_weights(ring + s * C::STAGE);
+				in.next(a);
+				if (!--in.rest)
+					in.enter(a, begin);
 			}
-			if (fused)
+			if (C::FUSED)
 				cp_async_commit();
 		}
 		grid_wait();
-		if (!fused)
+		if (!C::FUSED)
 #pragma unroll 1
 			for (int s = 0; s < C::STAGES - 1; s++) {
-				if (in_b.left) {
-					in_b.copy_b(ring + s * l.stage + C::ITEM, a.m);
-					in_b.next(a, begin);
+				if (in_b.rest) {
+					in_b.copy_b(ring + s * C::STAGE + C::ITEM, a.m);
+					in_b.next(a);
+					if (!--in_b.rest)
+						in_b.enter(a, begin);
 				}
 				cp_async_commit();
 			}
-	}
-	gemv_trace(a, 1);
+		gemv_prefetch_scales(a, strip);
+		issued = C::STAGES - 1;
+		gemv_trace(a, AT_ASKED);
+	};
 
+	if (!C::FUSED) {
+		first_copies();
+		gemv_trace(a, AT_X);
+	}
 	uint32_t kb0 = 0;
 	int image_shard = -1;
 	bool flushed = false;
@@ -660,19 +775,18 @@ __global__ void __launch_bounds__(C::WARPS * 32, C::PER_SM)
 		float *red = (float *)(gemv_smem + l.red);
 		gemv_acc<C> acc;
 
-		if (fused && shard != image_shard) {
+		if (C::FUSED && shard != image_shard) {
 			kb0 = gemv_make_image<C>(a, l, shard, begin, min(end, top + a.kt),
-						 gemv_smem);
+						 gemv_smem, a.weights_first, [&] {
+							 if (image_shard < 0)
+								 first_copies();
+						 });
 			image_shard = shard;
 		}
-		gemv_trace(a, 2);
+		gemv_trace(a, AT_IMAGE);
 		gemv_clear<C>(acc);
-		if (fused)
-			gemv_strip<C, true>(a, l, smem, begin, end, strip, kb0, issued, taken, acc);
-		else
-			gemv_strip<C, false>(a, l, smem, begin, end, strip, kb0, issued, taken,
-					     acc);
-		gemv_trace(a, 3);
+		gemv_strip<C>(a, l, smem, begin, end, strip, kb0, issued, taken, acc);
+		gemv_trace(a, AT_MAIN);
 #pragma unroll
 		for (int token0 = 0; token0 < C::TOKENS; token0 += C::RED) {
 			if ((uint32_t)token0 >= a.m)
@@ -683,14 +797,14 @@ __global__ void __launch_bounds__(C::WARPS * 32, C::PER_SM)
 			gemv_flush<C>(acc, red + (threadIdx.x >> 5) * red_part, token0, a.m,
 				      (const uint32_t *)(gemv_smem + l.peak));
 			__syncthreads();
-			gemv_trace(a, 4);
+			gemv_trace(a, AT_FLUSH);
 			gemv_reduce<C>(a, a.shard[shard], strip, red, token0, lo,
 				       end >= top + a.kt);
 		}
 		if (lo == begin)
 			break;
 	}
-	gemv_trace(a, 5);
+	gemv_trace(a, AT_END);
 	grid_launch_dependents();
 }
 

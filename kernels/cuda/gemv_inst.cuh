@@ -5,74 +5,80 @@
 #ifndef EXL3_CUDA_GEMV_INST_CUH
 #define EXL3_CUDA_GEMV_INST_CUH
 
-#include "kernels/cuda/gemv.cuh"
+#include "kernels/cuda/gemv_wide.cuh"
 
 namespace exl3
 {
 
+enum gemv_variant { VARIANT_AUTO = -1, VARIANT_W12, VARIANT_W16, VARIANT_WIDE };
+
 struct gemv_instance {
 	void (*kernel)(const gemv_args); /* NULL ends a list */
 	uint8_t rate2, codebook, form;
-	uint8_t variant, per_sm, kg;
+	uint8_t variant, kg, k_tiles;
+	bool fused;
 	gemv_shape shape;
 };
 
 template <class C> static constexpr gemv_instance gemv_entry(int variant)
 {
 	return {gemv_kernel<C>,   C::RATE2,  C::CB, C::FORM,
-		(uint8_t)variant, C::PER_SM, C::KG, gemv_shape_of<C>()};
+		(uint8_t)variant, C::KG,  C::K_TILES, C::FUSED,
+		gemv_shape_of<C>()};
+}
+
+template <class C> static constexpr gemv_instance wide_entry(int variant)
+{
+	return {wide_kernel<C>, C::RATE2, C::CB,    C::FORM,
+		(uint8_t)variant, C::KG,  C::K_TILES, C::FUSED, wide_shape_of<C>()};
 }
 
 /*
- * A variant: tiles per warp for 1, 2 and 4 groups of columns, warps per block, blocks per SM, and the
- * share of window cuts on the multiplier's pipe for halves and for mul1 (whose byte sums load that pipe).
+ * Tiles and warps that were best on an H200. HX, the share of window cuts on the multiplier's pipe: all
+ * where nothing else loads that pipe, half for pairs of halves, none where mul1's byte sums do.
  */
-#define GEMV_VARIANT_0 8, 8, 4, 12, 1, 1, 0
-#define GEMV_VARIANT_1 4, 4, 2, 16, 1, 2, 1
+#define GEMV_W12 8, 1, 12, 3 /* tiles per warp, k-tiles, warps, stages */
+#define GEMV_W16 8, 1, 16, 3
+#define GEMV_W8  8, 1, 8, 4  /* registers for four groups of columns */
 
-#define GEMV_DUP(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM) \
-	gemv_entry<gemv_cfg<R, CB, FORM_DUP, 1, NT1, W, P, HXH>>(V)
-#define GEMV_PACKED_2(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM) \
-	gemv_entry<gemv_cfg<R, CB, FORM_PACKED, 2, NT2, W, P, CB == CB_MUL1 ? HXM : HXH>>(V)
-#define GEMV_PACKED_4(R, CB, V, NT1, NT2, NT4, W, P, HXH, HXM) \
-	gemv_entry<gemv_cfg<R, CB, FORM_PACKED, 4, NT4, W, P, CB == CB_MUL1 ? HXM : HXH>>(V)
-#define GEMV_BYTES(R, V, NT1, NT2, NT4, W, P, HXH, HXM) \
-	gemv_entry<gemv_cfg<R, CB_MUL1, FORM_BYTES, 1, NT1, W, P, HXM>>(V)
-#define GEMV_PACKED_1(R, V, NT1, NT2, NT4, W, P, HXH, HXM) \
-	gemv_entry<gemv_cfg<R, CB_MUL1, FORM_PACKED, 1, NT1, W, P, HXM>>(V)
-#define GEMV_EXPAND(M, ...) M(__VA_ARGS__)
+#define GEMV_ONE_(R, CB, V, FORM, MG, NT, KT, W, S, HX, FUSED) \
+	gemv_entry<gemv_cfg<R, CB, FORM, MG, NT, KT, W, S, HX, FUSED>>(V)
+#define GEMV_ONE(...) GEMV_ONE_(__VA_ARGS__)
+#define GEMV_WIDE(R, CB, HX)                                \
+	wide_entry<wide_cfg<R, CB, 16, 2, HX>>(VARIANT_WIDE),  \
+		wide_entry<wide_cfg<R, CB, 32, 2, HX>>(VARIANT_WIDE)
 
-#define GEMV_HALVES(R, CB, V, ...)                                 \
-	GEMV_EXPAND(GEMV_DUP, R, CB, V, __VA_ARGS__),              \
-		GEMV_EXPAND(GEMV_PACKED_2, R, CB, V, __VA_ARGS__), \
-		GEMV_EXPAND(GEMV_PACKED_4, R, CB, V, __VA_ARGS__)
-#define GEMV_MUL1(R, V, ...)                                                                       \
-	GEMV_EXPAND(GEMV_BYTES, R, V, __VA_ARGS__), GEMV_EXPAND(GEMV_PACKED_1, R, V, __VA_ARGS__), \
-		GEMV_EXPAND(GEMV_PACKED_2, R, CB_MUL1, V, __VA_ARGS__),                            \
-		GEMV_EXPAND(GEMV_PACKED_4, R, CB_MUL1, V, __VA_ARGS__)
+#define GEMV_HALVES(R, CB)                                                   \
+	GEMV_ONE(R, CB, VARIANT_W12, FORM_DUP, 1, GEMV_W12, 2, true),        \
+		GEMV_ONE(R, CB, VARIANT_W12, FORM_DUP, 1, GEMV_W12, 2, false),    \
+		GEMV_ONE(R, CB, VARIANT_W16, FORM_DUP, 1, GEMV_W16, 2, true),     \
+		GEMV_ONE(R, CB, VARIANT_W16, FORM_DUP, 1, GEMV_W16, 2, false),    \
+		GEMV_ONE(R, CB, VARIANT_W12, FORM_PACKED, 2, GEMV_W12, 1, false), \
+		GEMV_ONE(R, CB, VARIANT_W12, FORM_PACKED, 4, GEMV_W8, 1, false),  \
+		GEMV_WIDE(R, CB, 1)
+#define GEMV_MUL1(R)                                                                   \
+	GEMV_ONE(R, CB_MUL1, VARIANT_W12, FORM_BYTES, 1, GEMV_W12, 1, true),           \
+		GEMV_ONE(R, CB_MUL1, VARIANT_W16, FORM_BYTES, 1, GEMV_W16, 1, true),   \
+		GEMV_ONE(R, CB_MUL1, VARIANT_W12, FORM_PACKED, 1, GEMV_W12, 0, true),  \
+		GEMV_ONE(R, CB_MUL1, VARIANT_W12, FORM_PACKED, 1, GEMV_W12, 0, false), \
+		GEMV_ONE(R, CB_MUL1, VARIANT_W16, FORM_PACKED, 1, GEMV_W16, 0, false), \
+		GEMV_ONE(R, CB_MUL1, VARIANT_W12, FORM_PACKED, 2, GEMV_W12, 0, false), \
+		GEMV_ONE(R, CB_MUL1, VARIANT_W12, FORM_PACKED, 4, GEMV_W8, 0, false),  \
+		GEMV_WIDE(R, CB_MUL1, 0)
 
-/* Variant 1 differs where there is one group of columns, m <= 8. */
-#define GEMV_SMALL(R)                                  \
-	GEMV_EXPAND(GEMV_BYTES, R, 1, GEMV_VARIANT_1), \
-		GEMV_EXPAND(GEMV_PACKED_1, R, 1, GEMV_VARIANT_1)
-
-#define EXL3_GEMV_WHOLE(R)                                             \
-	namespace exl3                                                 \
-	{                                                              \
-	extern const gemv_instance gemv_rate_##R[] = {                 \
-		GEMV_HALVES(R, CB_3INST, 0, GEMV_VARIANT_0),           \
-		GEMV_HALVES(R, CB_MCG, 0, GEMV_VARIANT_0),             \
-		GEMV_MUL1(R, 0, GEMV_VARIANT_0),                       \
-		GEMV_EXPAND(GEMV_DUP, R, CB_3INST, 1, GEMV_VARIANT_1), \
-		GEMV_EXPAND(GEMV_DUP, R, CB_MCG, 1, GEMV_VARIANT_1),   \
-		GEMV_SMALL(R),                                         \
-		{}};                                                   \
+#define EXL3_GEMV_WHOLE(R)                             \
+	namespace exl3                                 \
+	{                                              \
+	extern const gemv_instance gemv_rate_##R[] = { \
+		GEMV_HALVES(R, CB_3INST),              \
+		GEMV_HALVES(R, CB_MCG),                \
+		GEMV_MUL1(R),                          \
+		{}};                                   \
 	}
-#define EXL3_GEMV_HALF(R)                                            \
-	namespace exl3                                               \
-	{                                                            \
-	extern const gemv_instance gemv_rate_##R[] = {               \
-		GEMV_MUL1(R, 0, GEMV_VARIANT_0), GEMV_SMALL(R), {}}; \
+#define EXL3_GEMV_HALF(R)                                                    \
+	namespace exl3                                                       \
+	{                                                                    \
+	extern const gemv_instance gemv_rate_##R[] = {GEMV_MUL1(R), {}};     \
 	}
 
 } /* namespace exl3 */

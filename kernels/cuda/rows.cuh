@@ -2,7 +2,7 @@
 /*
  * rows.cuh - where rows come from and go to: one operand or a row table, any dtype, padded columns.
  *
- * Kernels see a row's x as fp16 products x * suh, 8 at a time, and hand over y as floats, 4 at a time.
+ * Kernels see a row's x as fp16 products x * suh, 4 or 32 at a time, and hand over y as floats, 4 at a time.
  * Columns at and beyond the logical size are read as zero and not written, unless the row has stored
  * sizes. x and y are 16-byte aligned; their rows, and shards of logical sizes in y, may start at any element
  * (dense rows of an odd width do). Rows of x that are not 16-byte aligned are read one element at a time.
@@ -116,17 +116,6 @@ EXL3_DEV uint32_t pack_f16(float lo, float hi)
 	return *(uint32_t *)&h;
 }
 
-EXL3_DEV float load_one(const row_in &s, uint32_t i)
-{
-	if (i >= s.limit)
-		return 0.0f;
-	if (s.dtype == EXL3_F32)
-		return ((const float *)s.x)[i];
-	uint32_t b = ((const unsigned short *)s.x)[i];
-
-	return s.dtype == EXL3_F16 ? half_bits(b) : bf16_bits(b);
-}
-
 EXL3_DEV uint32_t scale_pair(float lo, float hi, uint32_t suh)
 {
 	return pack_f16(lo * half_bits(suh & 0xffff), hi * half_bits(suh >> 16));
@@ -138,90 +127,141 @@ EXL3_DEV uint32_t scale_bf16(uint32_t x, uint32_t suh)
 }
 
 /*
- * x * suh as fp16: chunk c holds columns i + 32 c .. + 7, i a multiple of 8; @suh: that of column 0. All
- * loads of a case are started before the first is used: this is latency, not throughput.
+ * A lane's part of a row on its way from memory, with its scales. Asking and using are two steps, so that
+ * other work is put in between: this is latency, not throughput.
  */
-EXL3_DEV void load_scaled(const row_in &s, uint32_t i, const __half *suh, uint4 (&r)[4])
+struct raw_four {
+	uint4 x; /* columns i .. i + 3, i a multiple of 4: 16-bit values in x.x and x.y, or floats */
+	uint2 h; /* suh */
+	uint32_t dtype;
+};
+
+struct raw_rows {
+	uint4 lo[4], hi[4]; /* chunk c: columns i + 32 c .. + 7, i a multiple of 8; hi: the second four floats */
+	uint4 h[4];
+	uint32_t dtype;
+};
+
+/* Columns at .. at + n - 1 of a row that ends among them or begins anywhere, n 4 or 8. Small, not fast. */
+EXL3_DEV void load_ragged(const row_in &s, uint32_t at, int n, uint4 &lo, uint4 &hi)
 {
-	uint4 h[4], x[4];
-
-#pragma unroll
-	for (int c = 0; c < 4; c++)
-		h[c] = *(const uint4 *)(suh + i + 32 * c);
-	if (i + 104 > s.limit || (uintptr_t)s.x & 15) { /* a row's ragged end, or an odd beginning */
+	lo = hi = make_uint4(0, 0, 0, 0);
 #pragma unroll 1
-		for (int c = 0; c < 4; c++) {
-			const uint32_t at = i + 32 * c;
-			const uint4 o = *(const uint4 *)(suh + at);
+	for (int j = n - 1; j >= 0; j--) {
+		const uint32_t i = at + (uint32_t)j;
+		uint32_t b = 0;
 
-			const uint4 v = make_uint4(
-				scale_pair(load_one(s, at), load_one(s, at + 1), o.x),
-				scale_pair(load_one(s, at + 2), load_one(s, at + 3), o.y),
-				scale_pair(load_one(s, at + 4), load_one(s, at + 5), o.z),
-				scale_pair(load_one(s, at + 6), load_one(s, at + 7), o.w));
-#pragma unroll
-			for (int d = 0; d < 4; d++)
-				if (d == c)
-					r[d] = v;
+		if (s.dtype == EXL3_F32) {
+			if (i < s.limit)
+				b = ((const uint32_t *)s.x)[i];
+			hi = make_uint4(lo.w, hi.x, hi.y, hi.z);
+			lo = make_uint4(b, lo.x, lo.y, lo.z);
+		} else {
+			if (i < s.limit)
+				b = ((const unsigned short *)s.x)[i];
+			lo = make_uint4(lo.x << 16 | b, lo.y << 16 | lo.x >> 16,
+					lo.z << 16 | lo.y >> 16, lo.w << 16 | lo.z >> 16);
 		}
-		return;
-	}
-	if (s.dtype == EXL3_F32) {
-		float4 lo[4], hi[4];
-
-#pragma unroll
-		for (int c = 0; c < 4; c++) {
-			lo[c] = *(const float4 *)(s.x + (size_t)(i + 32 * c) * 4);
-			hi[c] = *(const float4 *)(s.x + (size_t)(i + 32 * c) * 4 + 16);
-		}
-#pragma unroll
-		for (int c = 0; c < 4; c++)
-			r[c] = make_uint4(scale_pair(lo[c].x, lo[c].y, h[c].x),
-					  scale_pair(lo[c].z, lo[c].w, h[c].y),
-					  scale_pair(hi[c].x, hi[c].y, h[c].z),
-					  scale_pair(hi[c].z, hi[c].w, h[c].w));
-		return;
-	}
-#pragma unroll
-	for (int c = 0; c < 4; c++)
-		x[c] = *(const uint4 *)(s.x + (size_t)(i + 32 * c) * 2);
-	if (s.dtype == EXL3_F16) {
-#pragma unroll
-		for (int c = 0; c < 4; c++)
-			r[c] = make_uint4(mul_f16x2(x[c].x, h[c].x), mul_f16x2(x[c].y, h[c].y),
-					  mul_f16x2(x[c].z, h[c].z), mul_f16x2(x[c].w, h[c].w));
-	} else {
-#pragma unroll
-		for (int c = 0; c < 4; c++)
-			r[c] = make_uint4(scale_bf16(x[c].x, h[c].x), scale_bf16(x[c].y, h[c].y),
-					  scale_bf16(x[c].z, h[c].z), scale_bf16(x[c].w, h[c].w));
 	}
 }
 
-/* The same for columns i .. i + 3, i a multiple of 4, as floats that were rounded to fp16. */
-EXL3_DEV void load_scaled(const row_in &s, uint32_t i, const __half *suh, float (&v)[4])
+/* @suh: that of column 0. */
+EXL3_DEV void load_raw(const row_in &s, uint32_t i, const __half *suh, raw_four &r)
 {
-	const uint2 h = *(const uint2 *)(suh + i);
+	r.h = *(const uint2 *)(suh + i);
+	r.dtype = s.dtype;
+	if (i + 4 > s.limit || (uintptr_t)s.x & 15) {
+		uint4 none;
+
+		load_ragged(s, i, 4, r.x, none);
+	} else if (s.dtype == EXL3_F32) {
+		r.x = *(const uint4 *)(s.x + (size_t)i * 4);
+	} else {
+		const uint2 v = *(const uint2 *)(s.x + (size_t)i * 2);
+
+		r.x = make_uint4(v.x, v.y, 0, 0);
+	}
+}
+
+EXL3_DEV void load_raw(const row_in &s, uint32_t i, const __half *suh, raw_rows &r)
+{
+#pragma unroll
+	for (int c = 0; c < 4; c++)
+		r.h[c] = *(const uint4 *)(suh + i + 32 * c);
+	r.dtype = s.dtype;
+	if (i + 104 > s.limit || (uintptr_t)s.x & 15) { /* a row's ragged end, or an odd beginning */
+#pragma unroll 1
+		for (int c = 0; c < 4; c++) {
+			uint4 lo, hi;
+
+			load_ragged(s, i + 32 * c, 8, lo, hi);
+#pragma unroll
+			for (int d = 0; d < 3; d++) {
+				r.lo[d] = r.lo[d + 1];
+				r.hi[d] = r.hi[d + 1];
+			}
+			r.lo[3] = lo;
+			r.hi[3] = hi;
+		}
+	} else if (s.dtype == EXL3_F32) {
+#pragma unroll
+		for (int c = 0; c < 4; c++) {
+			r.lo[c] = *(const uint4 *)(s.x + (size_t)(i + 32 * c) * 4);
+			r.hi[c] = *(const uint4 *)(s.x + (size_t)(i + 32 * c) * 4 + 16);
+		}
+	} else {
+#pragma unroll
+		for (int c = 0; c < 4; c++)
+			r.lo[c] = *(const uint4 *)(s.x + (size_t)(i + 32 * c) * 2);
+	}
+}
+
+EXL3_DEV uint32_t scale_bits(uint32_t lo, uint32_t hi, uint32_t suh)
+{
+	return scale_pair(__uint_as_float(lo), __uint_as_float(hi), suh);
+}
+
+/* x * suh, rounded to fp16; here as floats. */
+EXL3_DEV void scale_raw(const raw_four &r, float (&v)[4])
+{
 	uint32_t lo, hi;
 
-	if (i + 4 > s.limit || (uintptr_t)s.x & 15) {
-		lo = scale_pair(load_one(s, i), load_one(s, i + 1), h.x);
-		hi = scale_pair(load_one(s, i + 2), load_one(s, i + 3), h.y);
-	} else if (s.dtype == EXL3_F32) {
-		const float4 x = *(const float4 *)(s.x + (size_t)i * 4);
-
-		lo = scale_pair(x.x, x.y, h.x);
-		hi = scale_pair(x.z, x.w, h.y);
+	if (r.dtype == EXL3_F32) {
+		lo = scale_bits(r.x.x, r.x.y, r.h.x);
+		hi = scale_bits(r.x.z, r.x.w, r.h.y);
 	} else {
-		const uint2 x = *(const uint2 *)(s.x + (size_t)i * 2);
-
-		lo = s.dtype == EXL3_F16 ? mul_f16x2(x.x, h.x) : scale_bf16(x.x, h.x);
-		hi = s.dtype == EXL3_F16 ? mul_f16x2(x.y, h.y) : scale_bf16(x.y, h.y);
+		lo = r.dtype == EXL3_F16 ? mul_f16x2(r.x.x, r.h.x) : scale_bf16(r.x.x, r.h.x);
+		hi = r.dtype == EXL3_F16 ? mul_f16x2(r.x.y, r.h.y) : scale_bf16(r.x.y, r.h.y);
 	}
 	v[0] = half_bits(lo & 0xffff);
 	v[1] = half_bits(lo >> 16);
 	v[2] = half_bits(hi & 0xffff);
 	v[3] = half_bits(hi >> 16);
+}
+
+EXL3_DEV void scale_raw(const raw_rows &r, uint4 (&v)[4])
+{
+	if (r.dtype == EXL3_F16) {
+#pragma unroll
+		for (int c = 0; c < 4; c++)
+			v[c] = make_uint4(
+				mul_f16x2(r.lo[c].x, r.h[c].x), mul_f16x2(r.lo[c].y, r.h[c].y),
+				mul_f16x2(r.lo[c].z, r.h[c].z), mul_f16x2(r.lo[c].w, r.h[c].w));
+	} else if (r.dtype == EXL3_F32) {
+#pragma unroll
+		for (int c = 0; c < 4; c++)
+			v[c] = make_uint4(scale_bits(r.lo[c].x, r.lo[c].y, r.h[c].x),
+					  scale_bits(r.lo[c].z, r.lo[c].w, r.h[c].y),
+					  scale_bits(r.hi[c].x, r.hi[c].y, r.h[c].z),
+					  scale_bits(r.hi[c].z, r.hi[c].w, r.h[c].w));
+	} else {
+#pragma unroll
+		for (int c = 0; c < 4; c++)
+			v[c] = make_uint4(scale_bf16(r.lo[c].x, r.h[c].x),
+					  scale_bf16(r.lo[c].y, r.h[c].y),
+					  scale_bf16(r.lo[c].z, r.h[c].z),
+					  scale_bf16(r.lo[c].w, r.h[c].w));
+	}
 }
 
 /* y[col..col+3] = v, as far as they lie below @end. */

@@ -109,6 +109,21 @@ static void meet_block()
 		yield();
 }
 
+static unsigned team_arrived[16], team_phase[16];
+
+static void meet_team(unsigned id, unsigned size)
+{
+	const unsigned phase = team_phase[id];
+
+	if (++team_arrived[id] == size) {
+		team_arrived[id] = 0;
+		team_phase[id]++;
+		return;
+	}
+	while (team_phase[id] == phase)
+		yield();
+}
+
 static std::function<void()> body;
 
 static void enter()
@@ -344,7 +359,72 @@ template <int N> static inline void cp_async_wait()
 	}
 }
 
+static inline void team_sync(uint32_t id, int threads)
+{
+	emu::meet_team(id, (unsigned)threads);
+}
+static inline void proxy_fence()
+{
+}
+
+/* wgmma: what it reads must be there when it is issued, what it writes is there at once. */
+static inline void wgmma_fence()
+{
+}
+static inline void wgmma_commit()
+{
+}
+template <int N> static inline void wgmma_wait()
+{
+}
+template <int N> static inline void wgmma_hold(float (&)[N])
+{
+}
+static inline uint64_t wgmma_desc(uint32_t addr)
+{
+	return addr / 16;
+}
+
+/* Warp w's 16 rows; B: rows of 128 bytes, the 16-byte chunks of row r at chunk ^ (r & 7). */
+template <int N> struct wgmma {
+	static void rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t desc)
+	{
+		emu::warp &w = emu::mine();
+		const unsigned l = emu::lane();
+		const uint32_t addr = (uint32_t)desc * 16, base = addr & ~127u, k0 = (addr & 127) / 2;
+
+		memcpy(w.a[l], a, 16);
+		emu::meet_warp();
+		for (int i = 0; i < N / 2; i++) {
+			const unsigned row = (l >> 2) + 8 * (i >> 1 & 1);
+			const unsigned col = 8 * (unsigned)(i >> 2) + 2 * (l & 3) + (i & 1);
+			float sum = d[i];
+
+			for (unsigned k = 0; k < 16; k++) {
+				const uint32_t x = w.a[4 * (row & 7) + (k >> 1 & 3)]
+						      [2 * (k >> 3) + (row >> 3)];
+				const uint32_t at = (k0 + k) / 8 ^ (col & 7);
+				uint16_t b;
+
+				memcpy(&b, emu::shared + base + col * 128 + at * 16 + k % 8 * 2, 2);
+				sum += exl3_f16_to_f32((uint16_t)(x >> (16 * (k & 1)))) *
+				       exl3_f16_to_f32(b);
+			}
+			d[i] = sum;
+		}
+		emu::meet_warp();
+	}
+};
+
 static inline uint32_t clock32()
+{
+	return 0;
+}
+
+static inline void do_nothing()
+{
+}
+static inline uint32_t nanoseconds32()
 {
 	return 0;
 }

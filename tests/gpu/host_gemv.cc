@@ -7,7 +7,7 @@
  */
 #include "tests/gpu/emulate.h"
 
-#include "kernels/cuda/gemv.cuh"
+#include "kernels/cuda/gemv_wide.cuh"
 
 #include <math.h>
 
@@ -46,8 +46,9 @@ static int bad;
 
 template <class C>
 static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint32_t> ns,
-		  uint32_t m, unsigned blocks, bool fused)
+		  uint32_t m, unsigned blocks, bool weights_first = false)
 {
+	constexpr bool fused = C::FUSED, wide = C::FORM == FORM_WIDE;
 	const uint32_t kt = k / 16, nr = (uint32_t)ns.size();
 	std::vector<std::vector<uint32_t>> trellis(nr);
 	std::vector<std::vector<uint16_t>> suh(nr), svh(nr);
@@ -82,7 +83,7 @@ static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint
 	const uint32_t width = n_all - 3 * nr;
 	std::vector<float> y((size_t)m * width, NAN);
 	std::vector<uint32_t> slots((size_t)blocks * m * 128, 0),
-		image((size_t)nr * kt * m * 8, 0xffffffff);
+		image((size_t)nr * kt * (wide ? C::TOKENS : m) * 8, 0xffffffff);
 
 	a.r.x = (const char *)x.data();
 	a.r.y = (char *)y.data();
@@ -92,27 +93,37 @@ static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint
 	a.r.k_log = k_log;
 	a.r.x_dtype = EXL3_F16;
 	a.r.y_dtype = EXL3_F32;
-	a.nr_shards = nr;
+	a.nr_shards = (uint16_t)nr;
 	a.m = m;
 	a.kt = kt;
-	a.positions = strips * kt;
-	a.share = a.positions / blocks;
-	a.rest = a.positions % blocks;
+	a.image_n = wide ? C::TOKENS : 0;
+	const uint32_t positions = strips * kt / C::K_TILES;
+	a.share = positions / blocks;
+	a.rest = positions % blocks;
 	a.blocks_inverse = (uint32_t)((0x100000000ull + blocks - 1) / blocks);
 	a.m_inverse = (uint32_t)((0x100000000ull + m - 1) / m);
 	a.slots = slots.data();
 	a.image = image.data();
+	a.weights_first = weights_first;
 	if (fused) {
-		a.image_blocks = std::min(kt / 8, (a.positions + blocks - 1) / blocks / 8 + 2);
+		a.image_blocks = std::min(kt / 8, (positions + blocks - 1) / blocks * C::K_TILES / 8 + 2);
 	} else {
 		for (uint32_t s = 0; s < nr; s++)
 			emu::launch(1, 128, [&] {
-				gemv_transform(a, a.shard[s].suh, 0, kt / 8,
-					       a.image + (size_t)s * kt * m * 8, NULL,
+				gemv_transform(a, a.shard[s].suh, kt / 8,
+					       a.image + (size_t)s * kt *
+							       (wide ? C::TOKENS : m) * 8,
 					       threadIdx.x >> 5, 4);
 			});
 	}
-	emu::launch(blocks, C::WARPS * 32, [&] { gemv_kernel<C>(a); });
+	a.kt /= C::K_TILES;
+	a.kt_inverse = (uint32_t)((0x100000000ull + a.kt - 1) / a.kt);
+	emu::launch(blocks, C::WARPS * 32, [&] {
+		if constexpr (wide)
+			wide_kernel<C>(a);
+		else
+			gemv_kernel<C>(a);
+	});
 
 	double sum = 0, err = 0;
 	bool dirty = false;
@@ -160,28 +171,48 @@ static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint
 
 int main(void)
 {
-	using dup = gemv_cfg<8, CB_MCG, FORM_DUP, 1, 4, 8, 2, 1>;
-	using dup6 = gemv_cfg<12, CB_3INST, FORM_DUP, 1, 8, 4, 2, 1>;
-	using packed2 = gemv_cfg<8, CB_MCG, FORM_PACKED, 2, 4, 8, 2, 1>;
-	using packed4 = gemv_cfg<5, CB_MUL1, FORM_PACKED, 4, 4, 8, 2, 0>;
-	using dup8 = gemv_cfg<16, CB_MCG, FORM_DUP, 1, 4, 4, 2, 1>;
-	using bytes15 = gemv_cfg<3, CB_MUL1, FORM_BYTES, 1, 8, 8, 2, 1>;
-	using bytes = gemv_cfg<8, CB_MUL1, FORM_BYTES, 1, 4, 8, 2, 0>;
+	using dup = gemv_cfg<8, CB_MCG, FORM_DUP, 1, 4, 1, 8, 4, 1, true>;
+	using dup_pairs = gemv_cfg<8, CB_MCG, FORM_DUP, 1, 8, 2, 4, 3, 1, true>;
+	using dup_shared = gemv_cfg<8, CB_MCG, FORM_DUP, 1, 4, 2, 8, 4, 2, false>;
+	using dup6 = gemv_cfg<12, CB_3INST, FORM_DUP, 1, 8, 1, 4, 3, 1, true>;
+	using packed2 = gemv_cfg<8, CB_MCG, FORM_PACKED, 2, 4, 2, 8, 4, 1, true>;
+	using packed4 = gemv_cfg<5, CB_MUL1, FORM_PACKED, 4, 4, 1, 8, 4, 0, true>;
+	using packed4_shared = gemv_cfg<5, CB_MUL1, FORM_PACKED, 4, 4, 1, 8, 4, 0, false>;
+	using dup8 = gemv_cfg<16, CB_MCG, FORM_DUP, 1, 4, 1, 4, 4, 1, true>;
+	using dup8_shared = gemv_cfg<16, CB_MCG, FORM_DUP, 1, 4, 1, 4, 4, 1, false>;
+	using bytes15 = gemv_cfg<3, CB_MUL1, FORM_BYTES, 1, 8, 1, 8, 4, 1, true>;
+	using bytes = gemv_cfg<8, CB_MUL1, FORM_BYTES, 1, 4, 1, 8, 4, 0, true>;
 
+	using wide16 = wide_cfg<8, CB_MCG, 16, 1, 1>;
+	using wide32 = wide_cfg<5, CB_MUL1, 32, 2, 0>;
+	using wide32_6 = wide_cfg<12, CB_3INST, 32, 4, 1>;
+
+	check<wide16>("4 bits mcg, wide", 256, 256, {256}, 13, 1);
+	check<wide16>("4 bits mcg, wide", 1152, 1148, {128, 256}, 9, 5);
+	check<wide32>("2.5 bits mul1, wide", 384, 384, {256, 128}, 17, 4);
+	check<wide32>("2.5 bits mul1, wide", 768, 768, {128}, 32, 2);
+	check<wide32_6>("6 bits 3inst, wide", 640, 640, {384}, 31, 2);
+	check<dup>("4 bits mcg, dup", 256, 256, {256}, 1, 1);
 	check<dup>("4 bits mcg, dup", 256, 256, {256}, 1, 1, true);
-	check<dup>("4 bits mcg, dup", 256, 250, {256}, 5, 3, true);
-	check<dup>("4 bits mcg, dup", 384, 384, {256, 128}, 8, 4, true);
-	check<dup>("4 bits mcg, dup", 384, 384, {256, 128}, 3, 2, false);
-	check<dup6>("6 bits 3inst, dup, 8 tiles", 128, 128, {384}, 2, 3, true);
-	check<dup6>("6 bits 3inst, dup, 8 tiles", 128, 128, {128, 128}, 7, 1, true);
+	check<dup>("4 bits mcg, dup", 256, 250, {256}, 5, 3);
+	check<dup>("4 bits mcg, dup", 384, 384, {256, 128}, 8, 4);
+	check<dup>("4 bits mcg, dup", 1152, 1148, {128, 128}, 1, 1, true);
+	check<dup_pairs>("4 bits mcg, dup, two k-tiles", 384, 381, {256, 128}, 3, 4);
+	check<dup_pairs>("4 bits mcg, dup, two k-tiles", 1152, 1152, {128}, 1, 2);
+	check<dup_shared>("4 bits mcg, dup", 384, 384, {256, 128}, 3, 2);
+	check<dup6>("6 bits 3inst, dup, 8 tiles", 128, 128, {384}, 2, 3);
+	check<dup6>("6 bits 3inst, dup, 8 tiles", 128, 128, {128, 128}, 7, 1);
 	check<packed2>("4 bits mcg, packed", 256, 256, {128}, 13, 2, true);
-	check<packed4>("2.5 bits mul1, packed", 256, 256, {128}, 31, 2, false);
-	check<packed4>("2.5 bits mul1, packed", 128, 128, {128}, 18, 1, true);
-	check<bytes>("4 bits mul1, bytes", 256, 200, {256}, 4, 3, true);
+	check<packed4_shared>("2.5 bits mul1, packed", 256, 256, {128}, 31, 2);
+	check<packed4>("2.5 bits mul1, packed", 128, 128, {128}, 18, 1);
+	using sums = gemv_cfg<8, CB_MUL1, FORM_PACKED, 1, 8, 2, 12, 3, 0, true>;
+
+	check<sums>("4 bits mul1, sums", 384, 384, {256}, 7, 2);
+	check<bytes>("4 bits mul1, bytes", 256, 200, {256}, 4, 3);
 	check<bytes>("4 bits mul1, bytes", 256, 256, {128, 128}, 1, 2, true);
-	check<dup8>("8 bits mcg, dup", 512, 510, {256}, 5, 3, false);
-	check<dup8>("8 bits mcg, dup", 512, 510, {256}, 3, 3, true);
-	check<bytes15>("1.5 bits mul1, bytes", 384, 384, {256}, 4, 3, true);
+	check<dup8_shared>("8 bits mcg, dup", 512, 510, {256}, 5, 3);
+	check<dup8>("8 bits mcg, dup", 512, 510, {256}, 3, 3);
+	check<bytes15>("1.5 bits mul1, bytes", 384, 384, {256}, 4, 3);
 	printf("host_gemv: %d failed\n", bad);
 	return bad != 0;
 }

@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gemv_wide.cuh - the few-row kernel for 9 to 32 rows on sm_90a: one decode feeds all rows through wgmma.
+ *
+ * Work, sums and output are those of gemv.cuh; a position is 64 rows of weights here (a.kt = k / 64).
+ *
+ *       team      four warps, a warpgroup; every fourth position of the block's range is its own
+ *       warp w    n-tiles w and 4 + w of a strip's eight, lane's A fragment straight from the bits
+ *       B         [N tokens][64 k] of the image, rows of 128 bytes with the 128B swizzle
+ *
+ *       cp.async  weights and B of position i + DEPTH     (team of 128 threads)
+ *       decode    tile t + 1        beside
+ *       wgmma     tile t
+ *
+ * A slot is filled again two positions after its last use: then every warp has waited for the products
+ * that read it, without a wait of their own. The image is made by a kernel before (gemv.cu) that writes
+ * it as B lies in shared memory; weights are asked for before that kernel is waited for.
+ */
+#ifndef EXL3_CUDA_GEMV_WIDE_CUH
+#define EXL3_CUDA_GEMV_WIDE_CUH
+
+#include "kernels/cuda/gemv.cuh"
+
+namespace exl3
+{
+
+template <int RATE2_, int CB_, int N_, int BATCH_, int HX_> struct wide_cfg {
+	static constexpr int RATE2 = RATE2_, CB = CB_, N = N_, HX = HX_;
+	static constexpr int BATCH = BATCH_; /* tiles of a warp that are multiplied together */
+	static constexpr int TEAMS = 4, WARPS = 4 * TEAMS, KG = TEAMS, HALVES = 1, NT = 8;
+	static constexpr int TOKENS = N, RED = N, ROW = NT * 16 + 4;
+	static constexpr int K_TILES = 4;
+	static constexpr int ITEM = K_TILES * 8 * 16 * RATE2; /* bytes of weights of a position */
+	static constexpr int B_ITEM = N * 128;
+	static constexpr int FIT = (226 * 1024 - TEAMS * N * ROW * 4 - 2048) / TEAMS / (ITEM + B_ITEM);
+	static constexpr int STAGES = FIT > 5 ? 5 : FIT, DEPTH = STAGES - 2;
+	static constexpr int COPIES = (ITEM / 16 + 127) / 128; /* of a thread, weights */
+	static constexpr gemv_form FORM = FORM_WIDE;
+	static constexpr bool FUSED = false;
+
+	static_assert(STAGES >= 3, "one position in flight, one in work, one behind");
+};
+
+template <class C> static constexpr EXL3_HD gemv_shape wide_shape_of()
+{
+	return {C::WARPS, C::TEAMS, C::TOKENS, C::RED, C::TEAMS *C::STAGES *(C::ITEM + C::B_ITEM),
+		C::ROW};
+}
+
+#ifdef __CUDACC__
+
+template <class C> struct wide_loader {
+	int rest;     /* steps until something else than pointers changes; 0: all is copied */
+	int position; /* of the first step after those */
+	const char *src, *b;
+	uint32_t row;               /* bytes to the next step's weights */
+	uint32_t offset[C::COPIES]; /* of this thread's copies in a position */
+
+	EXL3_DEV_MEMBER void enter(const gemv_args &a, uint32_t begin)
+	{
+		const uint32_t thread = threadIdx.x & 127;
+
+		rest = 0;
+		if (position < (int)begin)
+			return;
+		const uint32_t strip = gemv_strip_of(a, (uint32_t)position);
+		const uint32_t top = strip * a.kt, kt = (uint32_t)position - top;
+		const int shard = gemv_shard_of(a, strip);
+		const gemv_shard &s = a.shard[shard];
+		const uint32_t tile_row = s.nt * (16 * C::RATE2);
+
+#pragma unroll
+		for (int i = 0; i < C::COPIES; i++) {
+			const uint32_t j = thread + 128 * i;
+
+			offset[i] = j / (8 * C::RATE2) * tile_row + j % (8 * C::RATE2) * 16;
+		}
+		row = C::TEAMS * C::K_TILES * tile_row;
+		src = (const char *)s.trellis + (size_t)kt * C::K_TILES * tile_row +
+		      (strip - s.strip) * (8 * 16 * C::RATE2);
+		b = (const char *)a.image + ((size_t)shard * a.kt + kt) * C::B_ITEM + thread * 16;
+		rest = (position - (int)max(begin, top)) / C::TEAMS + 1;
+		position -= rest * C::TEAMS;
+	}
+
+	EXL3_DEV_MEMBER void next()
+	{
+		src -= row;
+		b -= C::TEAMS * C::B_ITEM;
+	}
+
+	/* @dst: this thread's 16 bytes of the first copy. */
+	EXL3_DEV_MEMBER void copy_weights(uint32_t dst) const
+	{
+		const uint32_t thread = threadIdx.x & 127;
+
+#pragma unroll
+		for (int i = 0; i < C::COPIES; i++)
+			if (128 * (i + 1) <= C::ITEM / 16 || 128 * i + thread < C::ITEM / 16)
+				cp_async16(dst + 128 * 16 * i, src + offset[i]);
+	}
+
+	EXL3_DEV_MEMBER void copy_b(uint32_t dst, uint32_t m) const
+	{
+		const uint32_t thread = threadIdx.x & 127;
+
+#pragma unroll
+		for (uint32_t i = 0; i < C::B_ITEM / 16; i += 128)
+			if (i + thread < m * 8)
+				cp_async16(dst + i * 16, b + i * 16);
+	}
+};
+
+/* A team's steps of one strip; see gemv_strip(). */
+template <class C>
+EXL3_DEV void wide_strip(const gemv_args &args, uint32_t smem, uint32_t begin, uint32_t end,
+			 uint32_t strip, int &issued, int &taken, float (&acc)[2][C::N / 2])
+{
+	uint32_t thread = threadIdx.x;
+
+	keep(thread);
+	const uint32_t team = thread >> 7, lane = thread & 31, m = args.m;
+	const int first = (int)(end - 1 - team);
+	const uint32_t lo = max(begin, strip * args.kt);
+	const int position = first - taken * C::TEAMS;
+	int steps = position >= (int)lo ? (position - (int)lo) / C::TEAMS + 1 : 0;
+	const uint32_t b_ring = smem + team * C::STAGES * C::B_ITEM;
+	const uint32_t ring = smem + C::TEAMS * C::STAGES * C::B_ITEM + team * C::STAGES * C::ITEM;
+	run_lane<C::RATE2> rl(lane);
+	uint32_t slot = taken % C::STAGES, fill = (taken + C::DEPTH) % C::STAGES;
+	const uint32_t copy_at = (thread & 127) * 16;
+	uint32_t tile_at = ring + (thread >> 5 & 3) * (16 * C::RATE2);
+	wide_loader<C> in;
+
+	keep(tile_at);
+	in.position = first - issued * C::TEAMS;
+	in.enter(args, begin);
+	issued += steps;
+	taken += steps;
+#pragma unroll 1
+	while (steps > 0) {
+		const bool copying = in.rest > 0;
+		int round = copying && in.rest < steps ? in.rest : steps;
+
+		steps -= round;
+		in.rest -= round;
+#pragma unroll 1
+		do {
+			uint32_t addr[run<C::RATE2>::NV + 1], w[2][C::BATCH][4];
+			const uint64_t desc = wgmma_desc(b_ring + slot * C::B_ITEM);
+
+			cp_async_wait<C::DEPTH - 1>();
+			proxy_fence();
+			team_sync(1 + team, 128);
+			if (copying) {
+				in.copy_weights(ring + fill * C::ITEM + copy_at);
+				in.copy_b(b_ring + fill * C::B_ITEM + copy_at, m);
+				in.next();
+			}
+			cp_async_commit();
+#pragma unroll
+			for (int j = 0; j <= run<C::RATE2>::NV; j++)
+				addr[j] = tile_at + slot * C::ITEM + rl.offset[j];
+#pragma unroll
+			for (int t = 0; t < 2 * C::K_TILES; t += C::BATCH) {
+				uint32_t(&a)[C::BATCH][4] = w[t / C::BATCH & 1];
+
+#pragma unroll
+				for (int u = t; u < t + C::BATCH; u++) {
+					uint32_t v[run<C::RATE2>::NV];
+
+					rl.load(addr,
+						(u >> 1) * (8 * 16 * C::RATE2) +
+							(u & 1) * (4 * 16 * C::RATE2),
+						v);
+					decode_packed<C::RATE2, C::CB, C::HX>(v, a[u - t]);
+				}
+				wgmma_fence();
+#pragma unroll
+				for (int u = t; u < t + C::BATCH; u++)
+					wgmma<C::N>::rs(acc[u & 1], a[u - t], desc + 2 * (u >> 1));
+				wgmma_commit();
+				wgmma_wait<1>();
+			}
+			slot = slot + 1 == C::STAGES ? 0 : slot + 1;
+			fill = fill + 1 == C::STAGES ? 0 : fill + 1;
+		} while (--round);
+		if (copying && !in.rest)
+			in.enter(args, begin);
+	}
+	wgmma_wait<0>();
+	wgmma_hold(acc[0]);
+	wgmma_hold(acc[1]);
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::WARPS * 32, 1) wide_kernel(const __grid_constant__ gemv_args a)
+{
+#if defined(EXL3_EMULATE) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+	extern __shared__ __align__(1024) char gemv_smem[];
+	const uint32_t clocks = clock32();
+
+	gemv_touch(a);
+	const gemv_layout l = gemv_shared(wide_shape_of<C>(), a.m, 0);
+	const uint32_t begin = gemv_begin(a, blockIdx.x), end = gemv_begin(a, blockIdx.x + 1);
+	const uint32_t smem = smem_addr(gemv_smem);
+	uint32_t strip = gemv_strip_of(a, end - 1);
+	int issued = C::DEPTH, taken = 0;
+	bool flushed = false;
+
+	gemv_trace(a, AT_START, clocks);
+	if (a.ablate & ABLATE_ALL)
+		return;
+	{
+		const uint32_t team = threadIdx.x >> 7, at = (threadIdx.x & 127) * 16;
+		const uint32_t b_ring = smem + team * C::STAGES * C::B_ITEM + at;
+		const uint32_t ring = smem + C::TEAMS * C::STAGES * C::B_ITEM +
+				      team * C::STAGES * C::ITEM + at;
+		wide_loader<C> in;
+
+		in.position = (int)(end - 1 - team);
+		in.enter(a, begin);
+		wide_loader<C> in_b = in;
+#pragma unroll 1
+		for (int s = 0; s < C::DEPTH && in.rest; s++) {
+			in.copy_weights(ring + s * C::ITEM);
+			in.next();
+			if (!--in.rest)
+				in.enter(a, begin);
+		}
+		gemv_prefetch_scales(a, strip);
+		grid_wait();
+#pragma unroll 1
+		for (int s = 0; s < C::DEPTH; s++) {
+			if (in_b.rest) {
+				in_b.copy_b(b_ring + s * C::B_ITEM, a.m);
+				in_b.next();
+				if (!--in_b.rest)
+					in_b.enter(a, begin);
+			}
+			cp_async_commit();
+		}
+	}
+	gemv_trace(a, AT_ASKED);
+	gemv_trace(a, AT_X);
+#pragma unroll 1
+	for (;; strip--) {
+		const uint32_t top = strip * a.kt, lo = max(begin, top), thread = threadIdx.x;
+		const int shard = gemv_shard_of(a, strip);
+		float *red = (float *)(gemv_smem + l.red);
+		float acc[2][C::N / 2];
+
+		gemv_trace(a, AT_IMAGE);
+#pragma unroll
+		for (int i = 0; i < C::N / 2; i++)
+			acc[0][i] = acc[1][i] = 0.0f;
+		wide_strip<C>(a, smem, begin, end, strip, issued, taken, acc);
+		gemv_trace(a, AT_MAIN);
+		if (flushed)
+			__syncthreads();
+		flushed = true;
+		{
+			const uint32_t g = thread >> 2 & 7, q = thread & 3, w = thread >> 5 & 3;
+			float *out = red + ((thread >> 7) * a.m + 2 * q) * C::ROW + w * 16 + g;
+
+#pragma unroll
+			for (int j = 0; j < C::N / 8; j++)
+#pragma unroll
+				for (int h = 0; h < 2; h++) {
+					float *o = out + 8 * j * C::ROW + 64 * h;
+					const float *d = acc[h] + 4 * j;
+
+					if (8 * j + 2 * q < a.m) {
+						o[0] = d[0];
+						o[8] = d[2];
+					}
+					if (8 * j + 2 * q + 1 < a.m) {
+						o[C::ROW] = d[1];
+						o[C::ROW + 8] = d[3];
+					}
+				}
+		}
+		__syncthreads();
+		gemv_trace(a, AT_FLUSH);
+		gemv_reduce<C>(a, a.shard[shard], strip, red, 0, lo, end >= top + a.kt);
+		if (lo == begin)
+			break;
+	}
+	gemv_trace(a, AT_END);
+	grid_launch_dependents();
+#endif
+}
+
+#endif /* __CUDACC__ */
+} /* namespace exl3 */
+#endif
