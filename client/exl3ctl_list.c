@@ -55,13 +55,16 @@ static void print_uptime(uint64_t ms)
 
 static void print_device(const Exl3__Device *d)
 {
+	uint64_t held = d->weight_bytes + d->tensor_bytes;
+	uint64_t rest = d->slab_bytes > held ? d->slab_bytes - held : 0;
+
 	printf("  device %s: %s (%s), %u thread%s, %u model%s\n", ctl_safe(d->name),
 	       ctl_safe(d->device_name), ctl_safe(d->isa), d->threads, d->threads == 1 ? "" : "s",
 	       d->models, d->models == 1 ? "" : "s");
-	printf("    memory %s free of %s; weights %s, padding %s, arenas %s, workspaces %s\n",
+	printf("    memory %s free of %s; weights %s, padding and tables %s (%.2f %%), tensors %s\n",
 	       ctl_bytes(d->memory_free), ctl_bytes(d->memory_total), ctl_bytes(d->weight_bytes),
-	       ctl_bytes(d->slab_bytes > d->weight_bytes ? d->slab_bytes - d->weight_bytes : 0),
-	       ctl_bytes(d->arena_bytes), ctl_bytes(d->workspace_bytes));
+	       ctl_bytes(rest), held ? 100.0 * (double)rest / (double)held : 0.0, ctl_bytes(d->tensor_bytes));
+	printf("    arenas %s, workspaces %s\n", ctl_bytes(d->arena_bytes), ctl_bytes(d->workspace_bytes));
 	if (d->device_arena_bytes || d->imports)
 		printf("    arenas in its memory %s; of clients %s in %u piece%s\n",
 		       ctl_bytes(d->device_arena_bytes), ctl_bytes(d->import_bytes), d->imports,

@@ -103,6 +103,8 @@ static int fill_device(const struct exl3_worker *w, const struct exl3_device *de
 			continue;
 		d->models++;
 		d->weight_bytes += reg->model->weight_bytes;
+		if (reg->model->tensor_slab)
+			d->tensor_bytes += reg->model->tensor_slab->bytes;
 	}
 	*ret = d;
 	return d->device_name && d->isa && d->uuid ? 0 : -ENOMEM;

@@ -215,7 +215,7 @@ struct exl3_dev_info {
 	char uuid[64];    /* "GPU-...", or "cpu" and the node that its memory is bound to: whose slabs it can adopt */
 	char driver[64];  /* version that slabs depend on; cpu: empty */
 	uint64_t memory_total, memory_free; /* bytes */
-	uint64_t slab_bytes, arena_bytes, workspace_bytes; /* held now; arenas in host memory */
+	uint64_t slab_bytes, arena_bytes, workspace_bytes; /* held now (slabs with the models' tables); arenas in host memory */
 	uint64_t device_arena_bytes, import_bytes;         /* arenas in the device's memory; of clients */
 	uint32_t nr_imports;
 	unsigned threads;

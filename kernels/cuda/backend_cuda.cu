@@ -389,7 +389,8 @@ static void cuda_info(struct exl3_dev *dev, struct exl3_dev_info *ret)
 	snprintf(ret->driver, sizeof(ret->driver), "%s", dev->driver);
 	ret->memory_total = total;
 	ret->memory_free = free_bytes;
-	ret->slab_bytes = __atomic_load_n(&dev->slab_bytes, __ATOMIC_RELAXED);
+	ret->slab_bytes = __atomic_load_n(&dev->slab_bytes, __ATOMIC_RELAXED) +
+			  __atomic_load_n(&dev->plan_bytes, __ATOMIC_RELAXED);
 	ret->arena_bytes = __atomic_load_n(&dev->arena_bytes, __ATOMIC_RELAXED);
 	ret->device_arena_bytes = __atomic_load_n(&dev->device_arena_bytes, __ATOMIC_RELAXED);
 	ret->import_bytes = __atomic_load_n(&dev->import_bytes, __ATOMIC_RELAXED);
@@ -428,14 +429,19 @@ static int cuda_moe_plan(struct exl3_dev *dev, const struct exl3_expert *experts
 
 	cudaSetDevice(dev->ordinal);
 	code = exl3_cuda_moe_plan_new(experts, nr_experts, &plan, err);
-	if (!code)
+	if (!code) {
+		__atomic_add_fetch(&dev->plan_bytes, exl3_cuda_moe_plan_bytes(plan), __ATOMIC_RELAXED);
 		*ret = plan;
+	}
 	return code;
 }
 
 static void cuda_moe_plan_free(struct exl3_dev *dev, void *plan)
 {
 	cudaSetDevice(dev->ordinal);
+	if (plan)
+		__atomic_sub_fetch(&dev->plan_bytes,
+				   exl3_cuda_moe_plan_bytes((struct exl3_cuda_moe_plan *)plan), __ATOMIC_RELAXED);
 	exl3_cuda_moe_plan_free((struct exl3_cuda_moe_plan *)plan);
 }
 

@@ -100,6 +100,7 @@ struct exl3_dev {
 	struct exl3_cuda_slot slot[EXL3_CUDA_SLOTS];
 	uint64_t memory_max;   /* of slabs; 0 = none */
 	uint64_t host_memory_max; /* of arenas; 0 = none */
+	uint64_t plan_bytes;              /* atomic; expert tables */
 	uint64_t slab_bytes, arena_bytes; /* atomics, as the next three */
 	uint64_t device_arena_bytes, import_bytes;
 	uint32_t nr_imports;

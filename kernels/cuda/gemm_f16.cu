@@ -74,9 +74,22 @@ static __device__ __forceinline__ void hadamard8(uint32_t (&v)[8][4])
 static __device__ __forceinline__ void store_matrices(uint32_t at, uint32_t r0, uint32_t r1,
 						      uint32_t r2, uint32_t r3)
 {
+#if __CUDA_ARCH__ >= 900
 	asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
 		     "r"(r0), "r"(r1), "r"(r2), "r"(r3)
 		     : "memory");
+#else
+	/* The same by hand: a register holds elements 2 (l & 3), + 1 of row l / 4 of its matrix. */
+	const uint32_t r[4] = {r0, r1, r2, r3}, lane = threadIdx.x & 31;
+
+#pragma unroll
+	for (uint32_t i = 0; i < 4; i++) {
+		const uint32_t row = __shfl_sync(~0u, at, (int)(8 * i + lane / 4));
+
+		asm volatile("st.shared.b32 [%0], %1;" ::"r"(row + 4 * (lane & 3)), "r"(r[i]) : "memory");
+	}
+	__syncwarp();
+#endif
 }
 
 static __device__ __forceinline__ void mma8(float (&d)[8], const uint32_t (&a)[4],

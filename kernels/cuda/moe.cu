@@ -160,6 +160,11 @@ extern "C" int exl3_cuda_moe_plan_new(const struct exl3_expert *experts, uint32_
 	return code;
 }
 
+extern "C" size_t exl3_cuda_moe_plan_bytes(const struct exl3_cuda_moe_plan *plan)
+{
+	return (size_t)plan->nr_experts * (3 * sizeof(*plan->mats) + 2 * sizeof(*plan->order));
+}
+
 static char *carve(char **at, size_t bytes)
 {
 	char *p = *at;

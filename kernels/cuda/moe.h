@@ -21,6 +21,7 @@ struct exl3_cuda_moe_plan; /* expert table in device memory and what the host mu
 int exl3_cuda_moe_plan_new(const struct exl3_expert *experts, uint32_t nr_experts,
 			   struct exl3_cuda_moe_plan **ret, struct exl3_error *err);
 struct exl3_cuda_moe_plan *exl3_cuda_moe_plan_free(struct exl3_cuda_moe_plan *plan); /* NULL ok */
+size_t exl3_cuda_moe_plan_bytes(const struct exl3_cuda_moe_plan *plan); /* of device memory */
 
 /* One request: device pointers, strides in bytes. ids and weights are read once, ids checked then. */
 struct exl3_cuda_moe_entry {
