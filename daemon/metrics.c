@@ -381,6 +381,18 @@ void exl3_metrics_print(const struct exl3_metrics *m, FILE *f)
 	single(f, "exl3_loop_syscalls_total", "counter",
 	       "System calls of the loop to sleep and to watch descriptors.",
 	       load(&m->loop_syscalls));
+	single(f, "exl3_trains_total", "counter", "Groups of decoders that began a step together.",
+	       load(&m->trains));
+	single(f, "exl3_train_late_total", "counter", "Decoders that missed their train.",
+	       load(&m->train_late));
+	single(f, "exl3_train_joined_total", "counter", "Decoders that got on another train on its way.",
+	       load(&m->train_joined));
+	single(f, "exl3_train_expelled_total", "counter",
+	       "Decoders that made others wait too much and go with their like for some steps.",
+	       load(&m->train_expelled));
+	head(f, "exl3_train_held_seconds_total", "counter",
+	     "Time that the first request of a train's launch waited for its company.");
+	fprintf(f, "exl3_train_held_seconds_total %.6f\n", (double)load(&m->train_held_ns) / 1e9);
 	head(f, "exl3_faults_total", "counter", "Channels whose client broke the protocol; devices lost.");
 	value(f, "exl3_faults_total", "{kind=\"channel\"}", load(&m->channel_faults));
 	value(f, "exl3_faults_total", "{kind=\"device\"}", load(&m->device_faults));

@@ -68,6 +68,7 @@ struct exl3_metrics {
 	uint64_t loop_syscalls; /* all others of the loop */
 	uint64_t channel_faults, device_faults;
 	uint64_t clients, refused, channels;
+	uint64_t trains, train_late, train_joined, train_expelled, train_held_ns; /* see sched.h */
 	/* Set before readers start. */
 	uint64_t generation, start_time_ms; /* since the epoch */
 	char backend[32], domain[64], version[32];

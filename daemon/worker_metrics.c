@@ -37,7 +37,14 @@ void exl3_worker_metrics_start(struct exl3_worker *w)
 void exl3_worker_metrics_publish(struct exl3_worker *w)
 {
 	struct exl3_metrics *m = &w->metrics;
+	struct exl3_sched_stats stats;
 
+	exl3_dispatch_merging(w->dispatch, &stats);
+	exl3_metric_set(&m->trains, stats.trains);
+	exl3_metric_set(&m->train_late, stats.late);
+	exl3_metric_set(&m->train_joined, stats.joined);
+	exl3_metric_set(&m->train_expelled, stats.expelled);
+	exl3_metric_set(&m->train_held_ns, stats.held_ns);
 	exl3_metric_set(&m->wakeups, exl3_dispatch_syscalls(w->dispatch));
 	exl3_metric_set(&m->loop_syscalls, exl3_loop_syscalls(w->loop));
 	exl3_metric_set(&m->clients, w->nr_peers);

@@ -92,6 +92,9 @@ static void what_is_counted(void **state)
 	exl3_metric_launch(&m.op[EXL3_OP_MLP], 1500000, 3, 2, 0, 100);
 	exl3_metric_launch(&m.op[EXL3_OP_MLP], 500000, 8192, 1, 1, 100);
 	m.tenant[5].bytes[EXL3_BYTES_IMPORT] = 4096;
+	exl3_metric_set(&m.trains, 9);
+	exl3_metric_set(&m.train_late, 4);
+	exl3_metric_set(&m.train_held_ns, 250000000);
 	text = print();
 	expect(text, "exl3_requests_total{op=\"mlp\",tenant=\"batch\",code=\"ok\"}", 2);
 	expect(text, "exl3_requests_total{op=\"mlp\",tenant=\"batch\",code=\"ETIME\"}", 1);
@@ -107,6 +110,9 @@ static void what_is_counted(void **state)
 	expect(text, "exl3_slices_total{op=\"mlp\"}", 1);
 	expect(text, "exl3_weight_read_bytes_total{op=\"mlp\"}", 200);
 	expect(text, "exl3_tenant_bytes{tenant=\"batch\",kind=\"import\"}", 4096);
+	expect(text, "exl3_trains_total", 9);
+	expect(text, "exl3_train_late_total", 4);
+	expect(text, "exl3_train_held_seconds_total", 0.25);
 	expect(text, "exl3_worker_generation", 3);
 	expect(text, "exl3_worker_restarts_total", 2);
 }

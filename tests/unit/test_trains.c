@@ -192,6 +192,28 @@ static void hiccups(void **state)
 	assert_true(r.stats.late > 50);
 }
 
+/* Pauses that every machine has: nobody misses its train for them. */
+static void short_pauses(void **state)
+{
+	struct sim_config cfg;
+	struct sim_result r;
+
+	(void)state;
+	sim_defaults(&cfg, 8);
+	cfg.launch_ns = 37000;
+	cfg.hand_ns = 4000;
+	cfg.modules = 129;
+	cfg.depth = 8;
+	for (uint32_t i = 0; i < 8; i++) {
+		cfg.client[i].hiccup_ppm = 500;
+		cfg.client[i].hiccup_ns = 150000;
+	}
+	cfg.run_ns = 2000000000;
+	cfg.warm_ns = 700000000;
+	r = run(&cfg);
+	check_at_least("rows per launch", r.rows_per_launch, 7.9);
+}
+
 /* A client stops in the middle of a step, for good or for a while: nobody waits for it twice. */
 static void a_client_stops(void **state)
 {
@@ -396,17 +418,12 @@ static void random_traces(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		test_case(rates),
-		test_case(trains_are_what_merges),
-		test_case(a_slow_client),
-		test_case(different_step_times),
-		test_case(several_models),
-		test_case(hiccups),
-		test_case(a_client_stops),
-		test_case(clients_come),
-		test_case(prefill_beside_decode),
-		test_case(weights),
-		test_case(priorities),
+		test_case(rates),          test_case(trains_are_what_merges),
+		test_case(a_slow_client),  test_case(different_step_times),
+		test_case(several_models), test_case(hiccups),
+		test_case(short_pauses),   test_case(a_client_stops),
+		test_case(clients_come),   test_case(prefill_beside_decode),
+		test_case(weights),        test_case(priorities),
 		test_case(random_traces),
 	};
 
