@@ -10,6 +10,16 @@
         x[:] = ...
         channel.linear(qkv, x, y)      # y holds the result
 
+With CUDA, client.device_arena() gives memory of the GPU and client.register(tensor) lets the daemon use a tensor's
+own; its operands are PyTorch tensors (or anything with data_ptr(), dtype, shape and is_contiguous()):
+
+    x = torch.randn(1, qkv.k, dtype=torch.float16, device="cuda")
+    y = torch.empty(1, qkv.n, dtype=torch.float16, device="cuda")
+    memory = client.register(x), client.register(y)
+    channel.linear(qkv, x, y, stream=torch.cuda.current_stream().cuda_stream)  # in the stream's order, waits for nothing
+
+Connect before CUDA is started, or with what `exl3ctl env` prints: see Client.mps().
+
 Arrays lie in memory that the daemon reads and writes in place. An object stays alive as long as its
 client; threads: as in exl3.h, a channel is one thread's at a time. Every failure raises exl3.Error, an
 OSError whose errno says what kind it is. The library is libexl3.so.0, or what $EXL3_LIBRARY names.
@@ -26,6 +36,9 @@ F16, BF16, F32, E4M3, I32, I64, E4M3_656 = 1, 2, 3, 4, 5, 6, 7
 ANY, LINEAR, MOE, MLP = 0, 1, 2, 3
 STORED, DETERMINISTIC = 1, 2
 FOREVER = 2**64 - 1
+HOST = 2**64 - 1  # in the place of a stream: Channel.ready() says when a call may start
+_TORCH = {"torch.float16": F16, "torch.bfloat16": BF16, "torch.float32": F32, "torch.float8_e4m3fn": E4M3,
+          "torch.int32": I32, "torch.int64": I64}
 
 # name: (code, bytes, NumPy's type; bf16 is kept in 16-bit integers)
 TYPES = {"f2": (F16, 2, "<f2"), "bf16": (BF16, 2, "<u2"), "f4": (F32, 4, "<f4"), "e4m3": (E4M3, 1, "|u1"), "e4m3_656": (E4M3_656, 656, "|V656"),
@@ -96,6 +109,13 @@ def _declare(lib):
         "tensor_open": (C.c_int, [p, C.c_char_p, C.POINTER(_Tensor)]),
         "tensor_close": (None, [C.POINTER(_Tensor)]),
         "arena_new": (C.c_int, [p, C.c_size_t, out]),
+        "arena_new_device": (C.c_int, [p, C.c_size_t, out]),
+        "arena_free": (p, [p]),
+        "memory_register": (C.c_int, [p, p, C.c_size_t, out]),
+        "stream_call": (C.c_int, [p, p, C.POINTER(u32)]),
+        "stream_ready": (None, [p, u32]),
+        "stream_result": (C.c_int, [p, u32, C.POINTER(Completion), u64]),
+        "stream_error": (C.c_int, [p, C.POINTER(u32)]),
         "arena_ptr": (p, [p]),
         "arena_bytes": (C.c_size_t, [p]),
         "arena_alloc": (p, [p, C.c_size_t]),
@@ -143,6 +163,7 @@ class Client:
 
     def __init__(self, path=None, name=None):
         self._p = None
+        self._memory = []  # GPU memory that operands may lie in
         self._p = _open(_lib.exl3_connect, os.fsencode(path) if path else None, name.encode() if name else None)
 
     def close(self):
@@ -178,6 +199,32 @@ class Client:
 
     def arena(self, size):
         return Arena(self, size)
+
+    def device_arena(self, size):
+        """Memory of the GPU that the daemon makes, zeroed; CUDA must be started in this thread."""
+        return DeviceArena(self, size)
+
+    def register(self, tensor, size=None):
+        """Lets the daemon use a CUDA tensor's memory (or @size bytes at a device address). Requests may then have
+        operands anywhere in it, until free() of what this returns; the memory must stay until then."""
+        if size is None:
+            tensor, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        return Memory(self, _open(_lib.exl3_memory_register, self._live(), tensor, size))
+
+    def operand(self, x):
+        """What a request calls it: an Array is one; a tensor must lie in GPU memory that the daemon knows."""
+        if hasattr(x, "ref"):
+            return x
+        code = _TORCH.get(str(x.dtype))
+        if code is None:
+            raise ValueError(f"no operand can have the type {x.dtype}")
+        if not x.is_contiguous():
+            raise ValueError("operands must be contiguous")
+        for memory in self._memory:
+            ref = _lib.exl3_arena_ref(memory._p, x.data_ptr())
+            if ref:
+                return Operand(ref, code, tuple(x.shape))
+        raise Error(14, "the tensor lies in no memory that the daemon knows: Client.register() it")
 
     def channel(self, entries=16):
         return Channel(self, entries)
@@ -282,29 +329,90 @@ class Arena:
         return Array(self, dtype, shape)
 
 
+class Operand:
+    def __init__(self, ref, code, shape):
+        self.ref, self.code, self.shape = ref, code, shape
+
+
+class Memory:
+    """GPU memory that the daemon knows; see Client.register()."""
+
+    def __init__(self, client, p):
+        self.client, self._p = client, p
+        self.size = _lib.exl3_arena_bytes(p)
+        client._memory.append(self)
+
+    def free(self):
+        """After the last request that uses it."""
+        if self._p and self.client._p:
+            self.client._memory.remove(self)
+            _lib.exl3_arena_free(self._p)
+        self._p = None
+
+
+class DeviceArray:
+    """Part of a DeviceArena. torch.as_tensor(array, device="cuda") is a tensor of the same memory; bf16 and e4m3
+    come as integers of their size: .view() them."""
+
+    def __init__(self, arena, dtype, shape):
+        self.arena, self.dtype, self.shape = arena, dtype, tuple(shape)
+        self.code, size, kind = TYPES[dtype]
+        count = 1
+        for d in self.shape:
+            count *= d
+        at = _lib.exl3_arena_alloc(arena._p, count * size)
+        if not at:
+            raise Error(12, f"the arena of {arena.size} bytes is full")
+        self.ref = _lib.exl3_arena_ref(arena._p, at)
+        # PyTorch knows no unsigned 16-bit integers.
+        self.__cuda_array_interface__ = {"shape": self.shape, "typestr": kind.replace("<u2", "<i2"), "data": (at, False),
+                                         "version": 3}
+
+
+class DeviceArena(Memory):
+    def __init__(self, client, size):
+        super().__init__(client, _open(_lib.exl3_arena_new_device, client._live(), size))
+
+    def array(self, dtype, shape):
+        """@dtype as for Arena.array()."""
+        self.client._live()
+        return DeviceArray(self, dtype, shape)
+
+
 class Channel:
     """Requests run in order. linear(), mlp(), moe() and mla() wait; with wait=False they return the number that
-    the Completion of wait() will carry in user_data."""
+    the Completion of wait() will carry in user_data. With stream=S, a CUDA stream's address, they run in the order
+    of that stream and return the number of the call at once; synchronise the stream, then ask stream_error()."""
 
     def __init__(self, client, entries):
         self.client = client
         self._p = _open(_lib.exl3_channel_new, client._live(), entries)
         self._next = 0
+        self._entries, self._call = entries, 0
 
-    def _get(self):
+    def _get(self, options=()):
         self.client._live()
         sqe = _lib.exl3_sq_get(self._p)
+        if not sqe and "stream" in options and self._call:
+            # As a launch waits for room in the driver's queue: a ring full of calls, so one of them is so old.
+            self.stream_result((self._call - self._entries + 1) % 2**32)
+            sqe = _lib.exl3_sq_get(self._p)
         if not sqe:
             raise Error(11, _lib.exl3_last_error().decode(errors="replace"))
         return sqe
 
-    def _send(self, sqe, wait, flags=0, timeout_ns=0):
+    def _send(self, sqe, wait, flags=0, timeout_ns=0, stream=None):
         self._next += 1
         number = self._next
         sqe.contents.user_data = number
         sqe.contents.flags = flags
         if timeout_ns:
             sqe.contents.deadline_ns = _now() + timeout_ns
+        if stream is not None:
+            call = C.c_uint32()
+            _check(_lib.exl3_stream_call(self._p, stream, C.byref(call)))
+            self._call = call.value
+            return call.value
         _check(_lib.exl3_submit(self._p))
         if not wait:
             return number
@@ -322,6 +430,24 @@ class Channel:
         c = Completion()
         return c if _check(_lib.exl3_wait(self._p, C.byref(c), timeout_ns)) else None
 
+    def ready(self, call):
+        """Of a call with stream=HOST: it may start."""
+        _lib.exl3_stream_ready(self._p, call)
+
+    def stream_result(self, call, timeout_ns=FOREVER):
+        """The Completion of a call; None: it has not ended within the time."""
+        self.client._live()
+        c = Completion()
+        code = _lib.exl3_stream_result(self._p, call, C.byref(c), timeout_ns)
+        return c if code == 0 else None if code == -11 else _check(code)
+
+    def stream_error(self):
+        """(errno, call) of the first call that has failed since this was asked; None: none has."""
+        self.client._live()
+        call = C.c_uint32()
+        code = _lib.exl3_stream_error(self._p, C.byref(call))
+        return (-code, call.value) if code else None
+
     def fileno(self):
         """For poll(): readable when completions may be there; then clear() and wait(0) until it returns None."""
         return _lib.exl3_fd(self._p)
@@ -329,10 +455,10 @@ class Channel:
     def clear(self):
         _lib.exl3_fd_clear(self._p)
 
-    def nop(self, wait=True):
-        sqe = self._get()
+    def nop(self, wait=True, **options):
+        sqe = self._get(options)
         _lib.exl3_prep_nop(sqe)
-        return self._send(sqe, wait)
+        return self._send(sqe, wait, **options)
 
     def cancel(self, number, wait=True):
         sqe = self._get()
@@ -340,22 +466,27 @@ class Channel:
         return self._send(sqe, wait)
 
     def linear(self, module, x, y, wait=True, **options):
-        """y = x W; x [m, k] and y [m, n] are Arrays. Options: flags, timeout_ns."""
-        sqe = self._get()
-        _lib.exl3_prep_linear(sqe, module._p, x.ref, x.code, y.ref, y.code, _rows(module, x, y, options))
+        """y = x W; x [m, k] and y [m, n] are Arrays or tensors. Options: flags, timeout_ns, stream."""
+        x, y = map(self.client.operand, (x, y))
+        m = _rows(module, x, y, options)
+        sqe = self._get(options)
+        _lib.exl3_prep_linear(sqe, module._p, x.ref, x.code, y.ref, y.code, m)
         return self._send(sqe, wait, **options)
 
     def mlp(self, module, x, y, wait=True, **options):
-        sqe = self._get()
-        _lib.exl3_prep_mlp(sqe, module._p, x.ref, x.code, y.ref, y.code, _rows(module, x, y, options))
+        x, y = map(self.client.operand, (x, y))
+        m = _rows(module, x, y, options)
+        sqe = self._get(options)
+        _lib.exl3_prep_mlp(sqe, module._p, x.ref, x.code, y.ref, y.code, m)
         return self._send(sqe, wait, **options)
 
     def moe(self, module, x, y, ids, weights, wait=True, **options):
         """ids and weights [m, topk]; the completion's detail counts invalid ids."""
+        x, y, ids, weights = map(self.client.operand, (x, y, ids, weights))
         m = _rows(module, x, y, options)
         if ids.shape != weights.shape or len(ids.shape) != 2 or ids.shape[0] != m:
             raise ValueError(f"ids {ids.shape} and weights {weights.shape} for {m} rows")
-        sqe = self._get()
+        sqe = self._get(options)
         _lib.exl3_prep_moe(sqe, module._p, x.ref, x.code, y.ref, y.code, m, ids.ref, ids.code, weights.ref,
                            weights.code, ids.shape[1])
         return self._send(sqe, wait, **options)
@@ -363,7 +494,9 @@ class Channel:
     def mla(self, geometry, q, cache, indices, o, scale, lse=None, kv_scale=1.0, lengths=None, wait=True, **options):
         """q [batch, heads, dim]; lengths [batch] i4, keys that each query sees; see exl3_prep_mla() in exl3.h. The
         daemon checks sizes against the geometry."""
-        sqe = self._get()
+        q, cache, indices, o = map(self.client.operand, (q, cache, indices, o))
+        lse, lengths = (self.client.operand(a) if a is not None else None for a in (lse, lengths))
+        sqe = self._get(options)
         _lib.exl3_prep_mla(sqe, geometry, q.ref, q.code, cache.ref, indices.ref, o.ref, o.code, lse.ref if lse else 0,
                            q.shape[0], scale, kv_scale)
         if lengths:

@@ -44,6 +44,22 @@ def main():
         out["nothing left"] = channel.wait() is None
         channel.nop()
 
+        # In the order of a stream that is this program; more of them than the ring has room for.
+        before = floats(y)
+        fill(y, [0.0] * len(before))
+        call = channel.linear(module, x, y, stream=exl3.HOST)
+        out["waits"] = channel.stream_result(call, 20000000) is None and not any(floats(y))
+        channel.ready(call)
+        out["stream"] = channel.stream_result(call).result == 0 and floats(y) == before and channel.stream_error() is None
+        calls = []
+        for _ in range(100):
+            calls.append(channel.nop(stream=exl3.HOST))
+            channel.ready(calls[-1])
+        out["stream order"] = [channel.stream_result(c).result for c in calls[-8:]] == [0] * 8 and \
+            calls == list(range(call + 1, call + 101))
+        late = channel.nop(stream=exl3.HOST, timeout_ns=1000000)
+        out["stream late"] = [channel.stream_result(late).result, channel.stream_error(), late]
+
         out["no module"] = refused(lambda: model.module("k4.nonesuch"))
         out["no model"] = refused(lambda: client.model("nonesuch"))
         out["deadline"] = refused(lambda: channel.linear(module, x, y, timeout_ns=1))

@@ -4,9 +4,10 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
-from harness import WAIT, Skipped, check, equal, wait_for
+from harness import HERE, WAIT, Skipped, check, equal, wait_for
 
 MODEL, MODULE = "layers", "k4.mul1"
 
@@ -85,6 +86,22 @@ def test_memory_of_clients(env):
 def test_calls_in_streams(env):
     need_gpu(env)
     run_all(env, without_mps(env), ("stream", "never", "many"))
+
+
+def test_pytorch(env):
+    need_gpu(env)
+    d = without_mps(env)
+    client(env, d, "ipc")
+    all_back(d, "the first client")
+    before = d.fds()
+    rc, out, err = env.run(sys.executable, "-B", os.path.join(HERE, "python_gpu.py"), d.sock,
+                           env={**os.environ, "PYTHONPATH": os.path.join(HERE, "..", "..", "client", "python"),
+                                "EXL3_LIBRARY": env.program("libexl3.so")})
+    if rc == 77:
+        raise Skipped(out.strip())
+    equal((rc, out.strip()), (0, "ok"), f"python_gpu.py ({err.strip()[-500:]})")
+    all_back(d, "PyTorch")
+    fds_back(d, before, "PyTorch")
 
 
 def test_own_weights_are_no_buffer(env):

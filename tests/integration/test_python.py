@@ -33,6 +33,8 @@ def against(env, d):
     near(got["linear"], [v for r in ref.rows_of(got["x"], 256) for v in matrix.apply(r)], "f4", "linear")
     equal(got["rows"], 0, "result")
     check(got["in order"] and got["nothing left"], f"asynchronous: {got}")
+    check(got["waits"] and got["stream"] and got["stream order"], f"stream calls: {got}")
+    equal(got["stream late"], [-62, [62, got["stream late"][2]], got["stream late"][2]], "a stream call that is late")
     equal(got["no module"][0], "ENOENT", "a module that is not there")
     check("nonesuch" in got["no model"][1], f"the sentence: {got['no model']}")
     equal(got["deadline"][0], "ETIME", "a deadline that has passed")
