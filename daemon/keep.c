@@ -274,16 +274,18 @@ static const struct exl3_config_model *configured(const struct exl3_config *cfg,
 static bool settle(const struct exl3_keep_set *set, struct exl3_config *cfg)
 {
 	const struct exl3_config_model *m = configured(cfg, set->head.name);
-	char spec[sizeof(set->head.name) + sizeof(set->head.path) + 128];
+	char spec[sizeof(set->head.name) + sizeof(set->head.path) + 256],
+		device[sizeof(set->head.device) + 8];
+	bool gpu = strncmp(set->head.device, "GPU-", 4) == 0;
 	struct exl3_error err;
 
 	if (m)
 		return true; /* another path, another device: the worker sees that */
-	if (!set->head.by_client)
+	if (!(set->head.flags & EXL3_MANIFEST_BY_CLIENT))
 		return false;
-	snprintf(spec, sizeof(spec), "%s=%s,device=%s%s", set->head.name, set->head.path,
-		 strncmp(set->head.device, "GPU-", 4) == 0 ? "cuda:" : "cpu",
-		 strncmp(set->head.device, "GPU-", 4) == 0 ? set->head.device : "");
+	snprintf(device, sizeof(device), "%s%s", gpu ? "cuda:" : "cpu", gpu ? set->head.device : "");
+	exl3_config_model_spec(spec, sizeof(spec), set->head.name, set->head.path,
+			       set->head.flags & EXL3_MANIFEST_DEVICE_TENSORS, device);
 	return exl3_config_add_model(cfg, spec, true, &err) == 0;
 }
 

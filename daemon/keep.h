@@ -22,6 +22,7 @@ struct exl3_keep_set {
 	uint64_t id;        /* in the names of systemd's store */
 	uint32_t users;     /* a bit per domain whose worker uses it */
 	bool in_store;
+	bool suspect; /* somebody may have written into it: to be verified as a whole */
 };
 
 struct exl3_keep {

@@ -188,8 +188,8 @@ int exl3_manifest_peek(int fd, struct exl3_manifest_head *ret, struct exl3_error
 				 (long long)st.st_size, (unsigned long long)h.bytes);
 	if (!h.nr_slabs || h.nr_slabs > EXL3_MANIFEST_SLABS)
 		return exl3_errf(err, -EINVAL, "manifest: %u slabs", h.nr_slabs);
-	if (h.by_client > 1)
-		return exl3_errf(err, -EINVAL, "manifest: by_client is %u", h.by_client);
+	if (h.flags & ~EXL3_MANIFEST_FLAGS)
+		return exl3_errf(err, -EINVAL, "manifest: flags %#x", h.flags);
 	if (!memchr(h.device, 0, sizeof(h.device)) || !memchr(h.name, 0, sizeof(h.name)) ||
 	    !memchr(h.path, 0, sizeof(h.path)))
 		return exl3_errf(err, -EINVAL, "manifest: a name without an end");

@@ -22,6 +22,10 @@
 #define EXL3_MANIFEST_SLABS   1u /* of one model */
 #define EXL3_KEPT_FDS         (2u + EXL3_MANIFEST_SLABS) /* manifest, slabs, tensor file */
 
+#define EXL3_MANIFEST_BY_CLIENT      (1u << 0) /* loaded at run time, not named by the configuration */
+#define EXL3_MANIFEST_DEVICE_TENSORS (1u << 1) /* with unquantized = device */
+#define EXL3_MANIFEST_FLAGS          3u
+
 /* All that the supervisor looks at. Native byte order: it never leaves the machine. */
 struct exl3_manifest_head {
 	char magic[8];
@@ -32,7 +36,7 @@ struct exl3_manifest_head {
 	uint64_t tensor_bytes; /* of the tensor file, 0: there is none */
 	uint64_t instance;     /* of the daemon whose worker loaded it */
 	uint32_t generation;   /* of that worker */
-	uint32_t by_client;    /* 1: loaded at run time, 0: named by the configuration */
+	uint32_t flags;        /* EXL3_MANIFEST_... */
 	uint8_t hash[EXL3_PIECE_HASH];
 	char device[64]; /* exl3_dev_info.uuid; ends with a zero, as the next two */
 	char name[EXL3_NAME_MAX + 1];

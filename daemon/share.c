@@ -67,7 +67,8 @@ static void alone(struct exl3_domain *d, const char *name)
 
 static void give(struct exl3_share *share, struct exl3_domain *d, struct exl3_keep_set *set)
 {
-	unsigned flags = strcmp(share->cfg->adopt, "verify") == 0 ? EXL3_SUP_VERIFY_ALL : 0;
+	bool all = set->suspect || strcmp(share->cfg->adopt, "verify") == 0;
+	unsigned flags = all ? EXL3_SUP_VERIFY_ALL : 0;
 
 	if (exl3_fault("share.give") || !exl3_domain_send(d, EXL3_SUP_KEPT, flags, set->id, set->head.name, set->fds,
 			      set->nr_fds)) {
@@ -214,10 +215,13 @@ static void adopted(struct exl3_share *share, struct exl3_domain *d, const char 
 {
 	struct exl3_keep_set *set = exl3_keep_find(&share->keep, name);
 
-	exl3_domain_event(d, "adopted", "model %s%s%s", name,
+	exl3_domain_event(d, "adopted", "model %s%s%s%s", name,
+			  set && set->suspect ? ", after all its hashes" : "",
 			  why ? "; the files have changed and are refused: " : "", why ? why : "");
-	if (set)
+	if (set) {
 		set->users |= bit(share, d);
+		set->suspect = false;
+	}
 	over(share, d, name); /* it was to load other files, and could not */
 }
 
@@ -264,12 +268,26 @@ void exl3_share_removed(struct exl3_share *share, const char *name)
 		forget(p);
 }
 
-void exl3_share_ended(struct exl3_share *share, struct exl3_domain *d)
+/* Whoever has memory of the device mapped can make his mapping writable. */
+static bool any_mapped(const struct exl3_config *cfg)
+{
+	for (size_t i = 0; i < cfg->nr_tenants; i++) {
+		if (cfg->tenants[i].mapped)
+			return true;
+	}
+	return false;
+}
+
+void exl3_share_ended(struct exl3_share *share, struct exl3_domain *d, bool died)
 {
 	struct exl3_share_load **p = &share->loads;
+	bool suspect = died && any_mapped(share->cfg);
 
-	for (struct exl3_keep_set *set = share->keep.sets; set; set = set->next)
+	for (struct exl3_keep_set *set = share->keep.sets; set; set = set->next) {
+		if (suspect && set->users & bit(share, d))
+			set->suspect = true;
 		set->users &= ~bit(share, d);
+	}
 	while (*p) {
 		(*p)->waiting &= ~bit(share, d);
 		if ((*p)->loader != d || next_loader(share, p))

@@ -32,8 +32,9 @@ bool exl3_share_message(struct exl3_share *share, struct exl3_domain *d,
 			const struct exl3_sup_msg *msg, int *fds, unsigned nr_fds);
 /* A model is not wanted any more, by any domain. */
 void exl3_share_removed(struct exl3_share *share, const char *name);
-/* A domain's worker has ended. */
-void exl3_share_ended(struct exl3_share *share, struct exl3_domain *d);
+/* A domain's worker has ended; @died: not by itself. Where tenants may map weights (mapped), what it used is then
+ * verified as a whole before it is used again. */
+void exl3_share_ended(struct exl3_share *share, struct exl3_domain *d, bool died);
 /* Names of the domains that use a set, with spaces between. */
 void exl3_share_users(const struct exl3_share *share, const struct exl3_keep_set *set, char *text,
 		      size_t size);

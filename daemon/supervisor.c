@@ -333,7 +333,8 @@ static void reap(struct supervisor *s)
 			if (s->domains[i].worker != pid)
 				continue;
 			exl3_domain_ended(&s->domains[i], wstatus);
-			exl3_share_ended(&s->share, &s->domains[i]);
+			exl3_share_ended(&s->share, &s->domains[i],
+					 s->domains[i].state != EXL3_DOMAIN_ENDED);
 			break;
 		}
 		for (uint32_t i = 0; i < s->nr_domains; i++) {

@@ -212,7 +212,8 @@ static void write_manifest(struct exl3_model *m, const struct exl3_plan *plan)
 		.head = {.nr_slabs = 1,
 			 .instance = m->origin.instance,
 			 .generation = m->origin.generation,
-			 .by_client = m->origin.by_client},
+			 .flags = (m->origin.by_client ? EXL3_MANIFEST_BY_CLIENT : 0) |
+				  (m->device_tensors ? EXL3_MANIFEST_DEVICE_TENSORS : 0)},
 		.path = m->path,
 		.data_bytes = plan->ckpt->data_bytes,
 		.config = plan->ckpt->config,

@@ -167,7 +167,7 @@ static void adopted(void **state)
 	assert_string_equal(head.device, "cpu");
 	assert_int_equal(head.instance, 77);
 	assert_int_equal(head.generation, 5);
-	assert_int_equal(head.by_client, 1);
+	assert_int_equal(head.flags, EXL3_MANIFEST_BY_CLIENT);
 	assert_int_equal(head.tensor_bytes, r.m->tensor_bytes);
 	test_code(exl3_manifest_read(r.fds.manifest, &man, &err), 0, &err);
 	assert_string_equal(man.fingerprint, r.m->fingerprint);
