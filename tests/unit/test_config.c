@@ -237,6 +237,55 @@ static void models_replace_and_go(void **state)
 	exl3_config_fini(&cfg);
 }
 
+/* Options end the path, each once and only the last ones: what is left may look like one. */
+static void options_of_models(void **state)
+{
+	static const struct {
+		const char *spec;
+		int code;
+		const char *path, *device;
+		bool device_tensors;
+	} cases[] = {
+		{"a=/x,unquantized=device", 0, "/x", NULL, true},
+		{"a=/x,device=cpu:1,unquantized=device", 0, "/x", "cpu:1", true},
+		{"a=/x,unquantized=device,device=cuda:GPU-1", 0, "/x", "cuda:GPU-1", true},
+		{"a=/x,unquantized=host", 0, "/x", NULL, false},
+		{"a=/odd,device=7,unquantized=device,device=0", 0, "/odd,device=7", "0", true},
+		{"a=/odd,unquantized=moon,unquantized=host,device=0", 0, "/odd,unquantized=moon", "0", false},
+		{"a=/x,y=1,device=2", 0, "/x,y=1", "2", false},
+		{"a=/x,unquantized=moon", -EINVAL, NULL, NULL, false},
+		{"a=/x,device=", -EINVAL, NULL, NULL, false},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < TEST_NR(cases); i++) {
+		struct exl3_config_model *m;
+		struct exl3_config cfg, again;
+		struct exl3_error err;
+		char text[256];
+
+		test_code(exl3_config_parse_string("", &cfg, &err), 0, &err);
+		test_code(exl3_config_add_model(&cfg, cases[i].spec, false, &err), cases[i].code, &err);
+		if (cases[i].code) {
+			exl3_config_fini(&cfg);
+			continue;
+		}
+		m = &cfg.models[0];
+		assert_string_equal(m->path, cases[i].path);
+		assert_string_equal(m->device ? m->device : "", cases[i].device ? cases[i].device : "");
+		assert_int_equal(m->device_tensors, cases[i].device_tensors);
+		/* What a worker is told means the same. */
+		exl3_config_model_spec(text, sizeof(text), m->name, m->path, m->device_tensors, "cpu:3");
+		test_code(exl3_config_parse_string("", &again, &err), 0, &err);
+		test_code(exl3_config_add_model(&again, text, false, &err), 0, &err);
+		assert_string_equal(again.models[0].path, m->path);
+		assert_string_equal(again.models[0].device, "cpu:3");
+		assert_int_equal(again.models[0].device_tensors, m->device_tensors);
+		exl3_config_fini(&again);
+		exl3_config_fini(&cfg);
+	}
+}
+
 static const struct flag_case {
 	char *argv[4];
 	int code;
@@ -395,6 +444,7 @@ int main(void)
 		test_case(values),
 		test_case(later_ones_win),
 		test_case(models_replace_and_go),
+		test_case(options_of_models),
 		test_case(flags),
 		test_case(printed_text_reads_back),
 		test_case(domain_of_a_user),
