@@ -147,6 +147,8 @@ class Daemon:
         for m in models:
             command += ["--model", m if "=" in m else f"{m}={env.model(m)}"]
         command += args
+        if env.backend == "cuda" and not any(str(a).startswith("--mps") for a in args):
+            command += ["--mps", "off"]  # where it is not what is tested, its start and end only take time
 
         def in_child():
             if nofile:
