@@ -156,7 +156,8 @@ static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matri
 		variant = VARIANT_W12;
 	if (!ok && !(mode & MODE_FUSED))
 		ok = gemv_try(a, w, strips, variant, false, ret);
-	if (!ok && !(mode & MODE_SHARED))
+	/* Blocks that make their part of the image choose how by m itself. */
+	if (!ok && !(mode & MODE_SHARED) && !a->class_m)
 		ok = gemv_try(a, w, strips, variant, true, ret);
 	return ok ? 0 : -EOPNOTSUPP;
 }
