@@ -306,6 +306,59 @@ static void many(struct session *s)
 	expect_y(s, "many");
 }
 
+static int bind(struct session *s, uint32_t channel, uint32_t buffer)
+{
+	Exl3__BindStream body = EXL3__BIND_STREAM__INIT;
+	Exl3__Request req = EXL3__REQUEST__INIT;
+
+	body.channel = channel;
+	body.buffer = buffer;
+	req.body_case = EXL3__REQUEST__BODY_BIND_STREAM;
+	req.bind_stream = &body;
+	return exl3_client_call(s->client, &req, EXL3__REPLY__BODY__NOT_SET, WAIT_NS, NULL, NULL, 0);
+}
+
+/* Words that cannot be; GPU memory where the device has none of its own. */
+static void no_words(struct session *s)
+{
+	Exl3__CreateArena arena = EXL3__CREATE_ARENA__INIT;
+	Exl3__RegisterBuffer buffer = EXL3__REGISTER_BUFFER__INIT;
+	Exl3__Request req = EXL3__REQUEST__INIT;
+	struct exl3_channel *big;
+	uint8_t handle[64] = {0};
+	int e;
+
+	if (exl3_channel_new(s->client, 4096, &big) < 0)
+		die("channel");
+	e = bind(s, big->id, s->arena->buffer);
+	if (e != -EINVAL)
+		die("words in an arena of %zu bytes: %d", s->arena->bytes, e);
+	if (bind(s, 63, s->arena->buffer) != -ENOENT || bind(s, 0, s->arena->buffer) != -ENOENT ||
+	    bind(s, UINT32_MAX, s->arena->buffer) != -ENOENT || bind(s, s->ch->id, 7777) != -ENOENT ||
+	    bind(s, s->ch->id, UINT32_MAX) != -ENOENT)
+		die("words of a channel or in a buffer that is none");
+	if (bind(s, s->ch->id, s->arena->buffer) != -EBUSY)
+		die("words twice");
+	exl3_channel_free(big);
+	if (strcmp(s->client->backend, "cpu"))
+		return;
+	arena.bytes = 4096;
+	arena.where = EXL3__WHERE__WHERE_DEVICE;
+	req.body_case = EXL3__REQUEST__BODY_CREATE_ARENA;
+	req.create_arena = &arena;
+	e = exl3_client_call(s->client, &req, EXL3__REPLY__BODY_ARENA, WAIT_NS, NULL, NULL, 0);
+	if (e != -EOPNOTSUPP || !strstr(exl3_last_error(), "host memory"))
+		die("an arena in the memory of a cpu: %d", e);
+	buffer.ipc.data = handle;
+	buffer.ipc.len = sizeof(handle);
+	buffer.bytes = 4096;
+	req.body_case = EXL3__REQUEST__BODY_REGISTER_BUFFER;
+	req.register_buffer = &buffer;
+	e = exl3_client_call(s->client, &req, EXL3__REPLY__BODY_ARENA, WAIT_NS, NULL, NULL, 0);
+	if (e != -EOPNOTSUPP || !strstr(exl3_last_error(), "take an arena"))
+		die("GPU memory registered with a cpu: %d", e);
+}
+
 static void refused(struct session *s)
 {
 	struct exl3_sqe *sqe;
@@ -333,6 +386,7 @@ static void refused(struct session *s)
 	call = nop(s->ch);
 	exl3_stream_ready(s->ch, call);
 	expect(s->ch, call, 0, "after refused ones");
+	no_words(s);
 }
 
 static void say_ready(void)
