@@ -156,8 +156,10 @@ static void check_result(const struct exl3_sqe *sqe, const struct exl3_checked *
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	const struct exl3_check_env env = {
-		.buffer = buffer, .target = target, .kernels = {{kernels, 2}}};
+	const struct exl3_check_env env = {.buffer = buffer,
+					   .target = target,
+					   .kernels = {{kernels, 2}},
+					   .stream = size && data[size - 1] & 1};
 	struct exl3_checked out;
 	enum exl3_detail detail;
 	struct exl3_sqe sqe;
