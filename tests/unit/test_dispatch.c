@@ -1240,6 +1240,100 @@ static void the_end_of_waiting(void **state)
 	exl3_policy_fini(&p);
 }
 
+/* Anything at any time: what tenants hold adds up, everybody goes on in the end, in order within a channel. */
+static void tenants_random_walk(void **state)
+{
+	static const char conf[] = "[tenant a]\nusers = 1\nrows = 7\n"
+				   "[tenant b]\nusers = 2\nrequests-per-second = 100000\nburst = 2\n"
+				   "[tenant c]\nusers = 3\nrows = 4\nrequests-per-second = 1000\n";
+	struct exl3_tenant *t[4];
+	struct exl3_policy p = {0};
+	uint64_t sent[2] = {0}, answered[2] = {0}, seed = exl3_now_ns();
+	struct exl3_cqe cqe;
+	struct rig r;
+
+	(void)state;
+	print_message("seed %llu\n", (unsigned long long)seed);
+	srand48((long)seed);
+	for (unsigned i = 0; i < 4; i++) {
+		const struct exl3_identity who = {.uid = i + 1};
+
+		rig_tenant(&p, conf);
+		t[i] = exl3_policy_match(&p, &who);
+	}
+	rig_open(&r, 3, 8);
+	device.slow_ns = 10;
+	for (unsigned i = 0; i < 2; i++)
+		exl3_channel_set_tenant(r.ch[i], t[i]);
+	for (unsigned step = 0; step < 20000; step++) {
+		unsigned ch = (unsigned)(lrand48() & 1);
+		struct exl3_sqe *sqe;
+		uint64_t rows = 0;
+
+		switch (lrand48() % 6) {
+		case 0:
+		case 1:
+			if (exl3_ring_get(&r.ring[ch], &sqe) < 0)
+				break;
+			sqe->op = EXL3_OP_LINEAR;
+			sqe->x_dtype = sqe->y_dtype = EXL3_F32;
+			sqe->module = 7;
+			sqe->rows = 1 + (uint32_t)(lrand48() % 4);
+			sqe->x = EXL3_REF(1, 0);
+			sqe->y = EXL3_REF(1, 65536);
+			sqe->user_data = sent[ch]++;
+			submit(&r, ch);
+			break;
+		case 2:
+			if (device.nr)
+				dev_finish(0);
+			turn(&r);
+			break;
+		case 3:
+			r.now += (uint64_t)(lrand48() % 300000);
+			turn(&r);
+			break;
+		case 4:
+			if (lrand48() % 8 == 0)
+				exl3_channel_set_tenant(r.ch[ch], t[lrand48() & 3]);
+			break;
+		default:
+			exl3_dispatch_set_chunk(r.d, lrand48() & 1 ? 25 : 0);
+			break;
+		}
+		for (ch = 0; ch < 2; ch++) {
+			while (exl3_ring_take(&r.ring[ch], &cqe) == 1) {
+				assert_int_equal(cqe.result, 0);
+				assert_int_equal(cqe.user_data, answered[ch]);
+				answered[ch]++;
+			}
+		}
+		assert_int_equal(t[0]->channels + t[1]->channels + t[2]->channels + t[3]->channels, 2);
+		for (unsigned i = 0; i < 4; i++)
+			rows += t[i]->rows;
+		assert_true(rows <= 4 * (sent[0] + sent[1] - answered[0] - answered[1]));
+	}
+	for (unsigned i = 0; answered[0] + answered[1] < sent[0] + sent[1] && i < 10000; i++) {
+		r.now += 1000000;
+		while (device.nr)
+			dev_finish(0);
+		turn(&r);
+		for (unsigned ch = 0; ch < 2; ch++) {
+			while (exl3_ring_take(&r.ring[ch], &cqe) == 1)
+				assert_int_equal(cqe.user_data, answered[ch]++);
+		}
+	}
+	assert_int_equal(answered[0] + answered[1], sent[0] + sent[1]);
+	for (unsigned i = 0; i < 4; i++) {
+		assert_int_equal(t[i]->rows + t[i]->requests, 0);
+		assert_null(t[i]->waiting);
+	}
+	rig_close(&r);
+	for (unsigned i = 0; i < 4; i++)
+		assert_int_equal(t[i]->refs + t[i]->bytes + t[i]->credits, 0);
+	exl3_policy_fini(&p);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -1264,6 +1358,7 @@ int main(void)
 		test_case(requests_beyond_a_rate_wait),
 		test_case(rows_beyond_a_limit_wait),
 		test_case(the_end_of_waiting),
+		test_case(tenants_random_walk),
 		test_case(credit_is_enough_for_every_completion),
 		test_case(order_holds_across_devices),
 		test_case(held_requests_end_too),
