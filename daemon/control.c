@@ -210,6 +210,15 @@ void exl3_control_resume(struct exl3_peer *peer, int code, const char *text,
 	exl3_peer_rewatch(peer);
 }
 
+void exl3_control_farewell(struct exl3_peer *peer, const struct exl3_error *why)
+{
+	Exl3__Reply reply = EXL3__REPLY__INIT;
+	struct exl3_call c = {.w = peer->w, .peer = peer, .reply = &reply, .close_fd = -1, .err = *why};
+
+	send_reply(&c, 0, why->code);
+	exl3_peer_disconnect(peer, why->text);
+}
+
 void exl3_control_request(struct exl3_peer *peer, const void *packet, size_t bytes, int *fds,
 			  unsigned nr_fds)
 {

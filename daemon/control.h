@@ -13,6 +13,8 @@ void exl3_control_request(struct exl3_peer *peer, const void *packet, size_t byt
 /* Something that clients may wait for has happened to a model. */
 void exl3_control_model_event(struct exl3_worker *w, struct exl3_registered *reg,
 			      enum exl3_models_event event);
+/* Tells a client why it is disconnected now, unasked: a reply with id 0. */
+void exl3_control_farewell(struct exl3_peer *peer, const struct exl3_error *why);
 /* The peer is being freed: nothing it waits for may touch it any more. */
 void exl3_control_forget(struct exl3_peer *peer);
 

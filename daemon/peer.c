@@ -645,7 +645,7 @@ void exl3_peer_reconsider(struct exl3_peer *peer)
 	if (t != peer->tenant)
 		move_peer(peer, t);
 	if (check_connect(peer, &err) < 0) {
-		exl3_peer_disconnect(peer, err.text);
+		exl3_control_farewell(peer, &err);
 		return;
 	}
 	for (uint32_t i = 0; i < peer->nr_handles; i++) {
@@ -653,7 +653,7 @@ void exl3_peer_reconsider(struct exl3_peer *peer)
 
 		if (h->type != EXL3_HANDLE_NONE && h->model &&
 		    exl3_peer_check_model(peer, h->model->name, &err) < 0) {
-			exl3_peer_disconnect(peer, err.text);
+			exl3_control_farewell(peer, &err);
 			return;
 		}
 	}

@@ -81,8 +81,7 @@ bool exl3_peer_admin(const struct exl3_peer *peer);
 /* 0, or -EPERM: its tenant may not use that model. */
 int exl3_peer_check_model(const struct exl3_peer *peer, const char *model, struct exl3_error *err);
 /* After a change of the policy: counts against the tenant that it belongs to now, with all that it holds. A
- * client that may no longer connect, or has a model open that it may no longer use, is disconnected; it learns
- * why when it connects again. */
+ * client that may no longer connect, or has a model open that it may no longer use, is told and disconnected. */
 void exl3_peer_reconsider(struct exl3_peer *peer);
 struct exl3_peer *exl3_peer_free(struct exl3_peer *peer);
 void exl3_peer_set_name(struct exl3_peer *peer, const char *name);

@@ -35,16 +35,20 @@ static Exl3__Reply *call(const char *step, Exl3__Request *req, int *fds, unsigne
 	Exl3__Reply *reply = NULL;
 	unsigned nr = 0;
 
+	req->id = 7;
 	if (exl3__request__get_packed_size(req) > sizeof(packet))
 		raw_die("%s: too long", step);
-	if (exl3_frame_send(sock, packet, exl3__request__pack(req, packet), NULL, 0, 0, NULL) == 0)
-		reply = raw_recv(sock, fds ? fds : spare, fds ? nr_fds : &nr, RAW_TIMEOUT_MS, NULL);
+	/* Also if it cannot be sent any more: there may be last words. */
+	exl3_frame_send(sock, packet, exl3__request__pack(req, packet), NULL, 0, 0, NULL);
+	reply = raw_recv(sock, fds ? fds : spare, fds ? nr_fds : &nr, RAW_TIMEOUT_MS, NULL);
 	if (!reply) {
 		printf("%s 0 gone\n", step);
 		raw_quit(0);
 	}
-	printf("%s %d %s\n", step, reply->code, reply->error);
+	printf("%s %d %s%s\n", step, reply->code, reply->id ? "" : "farewell: ", reply->error);
 	fflush(stdout);
+	if (!reply->id)
+		raw_quit(0);
 	return reply;
 }
 

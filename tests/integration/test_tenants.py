@@ -244,7 +244,7 @@ def test_reload_moves_clients(env):
 
 
 def test_lost_rights(env):
-    """Who may no longer connect, or use a model that is open, is disconnected and told why at the next hello."""
+    """Who may no longer connect, or use a model that is open, is told why and disconnected."""
     need_root(env)
     d, conf = tenant(env, "models = *", models=("tiny-llama", "layers"))
     c = Held(env, d, "hello", *READY, "hold", "channel:8", "hold", **AS_BATCH)
@@ -252,7 +252,7 @@ def test_lost_rights(env):
     write(conf, "[tenant batch]\nusers = 1-99999\nmodels = layers\n")
     hup(d, "configuration read again")
     c.go()
-    equal(c.end()[-1], "channel:8 0 gone", "whose model is no longer allowed")
+    equal(c.end()[-1], "channel:8 -1 farewell: model 'tiny-llama' refused: tenant batch may use layers (models)", "whose model is no longer allowed")
     other.go()
     check("channel:8 0" in other.wait_hold(), "whose model still is")
     other.proc.stdin.close()
@@ -260,7 +260,7 @@ def test_lost_rights(env):
     last = Held(env, d, "hello", "hold", "channel:8", "hold", **AS_BATCH)
     hup(d, "configuration read again")
     last.go()
-    equal(last.end()[-1], "channel:8 0 gone", "who may not connect any more")
+    check(re.fullmatch(r"channel:8 -1 farewell: client refused: .* may not connect \(connect\)", last.end()[-1]), "who may not connect any more")
     refused(say(env, d, "hello", **AS_BATCH), -1, r"client refused: .* may not connect \(connect\)", "the next hello")
     check("which may not connect" in d.log(), "the log says why")
     equal(d.stop(), 0, "status after SIGTERM")
