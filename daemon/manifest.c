@@ -69,7 +69,7 @@ static void put_tensor(struct exl3_out *o, const struct exl3_tensor_desc *t)
 	exl3_put_text(o, t->name);
 	exl3_put_text(o, t->dtype);
 	exl3_put_u32(o, t->nr_dims);
-	for (uint32_t d = 0; d < t->nr_dims; d++)
+	for (uint32_t d = 0; d < t->nr_dims && d < EXL3_ST_DIMS_MAX; d++)
 		exl3_put_u64(o, t->shape[d]);
 	exl3_put_u64(o, t->bytes);
 	exl3_put_u64(o, t->offset);
