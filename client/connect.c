@@ -154,6 +154,8 @@ int exl3_client_hello(struct exl3_client *c)
 	body.version_min = PROTOCOL_MIN;
 	body.version_max = PROTOCOL_MAX;
 	body.name = c->name;
+	if (c->domain)
+		body.domain = (char *)(uintptr_t)c->domain;
 	req.body_case = EXL3__REQUEST__BODY_HELLO;
 	req.hello = &body;
 	c->instance = 0;
@@ -208,6 +210,12 @@ int exl3_connect(const char *path, const char *name, struct exl3_client **ret)
 
 int exl3_connect_flags(const char *path, const char *name, unsigned flags, struct exl3_client **ret)
 {
+	return exl3_client_connect(path, name, flags, NULL, ret);
+}
+
+int exl3_client_connect(const char *path, const char *name, unsigned flags, const char *domain,
+			struct exl3_client **ret)
+{
 	exl3_auto(client_freep) struct exl3_client *c = NULL;
 	int e;
 
@@ -220,6 +228,7 @@ int exl3_connect_flags(const char *path, const char *name, unsigned flags, struc
 		return exl3_errf(&last_error, -ENOMEM, "out of memory");
 	c->fork_epoch = fork_epoch;
 	c->flags = flags;
+	c->domain = domain;
 	c->path = strdup(exl3_client_path(path));
 	c->name = strdup(name ? name : program_invocation_short_name);
 	if (!c->path || !c->name)

@@ -37,6 +37,7 @@ static const struct option_desc {
 } options[] = {
 	TEXT("socket", socket, G_ALL),
 	TEXT("node", socket, G_ALL), /* a path is made of it */
+	TEXT("domain", domain, G_ALL),
 	FLAG("json", json, G_JSON),
 	TEXT("output", output, G_RUN),
 	TEXT("dtype", dtype, G_RUN),
@@ -103,7 +104,7 @@ static const struct verb {
 
 static void print_help(FILE *f)
 {
-	fprintf(f, "usage: exl3ctl [--socket PATH | --node N] VERB ...\n\n");
+	fprintf(f, "usage: exl3ctl [--socket PATH | --node N] [--domain D] VERB ...\n\n");
 	for (size_t i = 0; i < NR_VERBS; i++)
 		fprintf(f, "  %-8s %-36s %s\n", verbs[i].name, verbs[i].args, verbs[i].help);
 	fprintf(f,
@@ -178,7 +179,7 @@ int ctl_connect(struct ctl *c)
 
 	if (c->client)
 		return CTL_OK;
-	e = exl3_connect_flags(c->socket, "exl3ctl", EXL3_CONNECT_NO_ENV, &c->client);
+	e = exl3_client_connect(c->socket, "exl3ctl", EXL3_CONNECT_NO_ENV, c->domain, &c->client);
 	if (e == 0) {
 		struct sigaction sa = {.sa_handler = on_interrupt};
 

@@ -27,7 +27,7 @@ struct ctl {
 	const char *output, *dtype, *kernel, *device, *unquantized;
 	const char *ids, *weights, *act, *limit, *routed_scale;
 	const char *q, *kv, *indices, *lse, *scale, *kv_scale, *value_dim;
-	const char *interval, *count;
+	const char *interval, *count, *domain;
 };
 
 /* ---- exl3ctl.c ---- */

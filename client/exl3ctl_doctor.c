@@ -246,7 +246,7 @@ int ctl_doctor(struct ctl *c)
 	check_limits(&d);
 	check_io_uring(&d);
 	check_socket(&d, path);
-	reached = exl3_connect_flags(c->socket, "exl3ctl", EXL3_CONNECT_NO_ENV, &c->client) == 0;
+	reached = exl3_client_connect(c->socket, "exl3ctl", EXL3_CONNECT_NO_ENV, c->domain, &c->client) == 0;
 	if (!reached) {
 		say(&d, BAD, "connect", "%s", exl3_last_error());
 	} else {

@@ -55,6 +55,7 @@ struct exl3_client {
 	unsigned flags;      /* EXL3_CONNECT_* */
 	bool admin;
 	char *daemon_version, *backend; /* owned */
+	const char *domain; /* borrowed from exl3ctl: the fault domain that is wanted, or NULL */
 	char mps_pipe[128]; /* under list: of the worker's MPS server; empty: none */
 	int daemon_pid;
 
@@ -304,6 +305,11 @@ void exl3_watcher_remove(struct exl3_channel *ch);
 void exl3_watcher_poke(struct exl3_client *c);
 /* The worker is gone, or has broken the protocol: nothing is sent to it any more. */
 void exl3_client_lost(struct exl3_client *c);
+
+/* exl3_connect_flags() to the worker of a domain, for administrators; @domain: NULL, or stays as it is until
+ * exl3_close(). */
+int exl3_client_connect(const char *path, const char *name, unsigned flags, const char *domain,
+			struct exl3_client **ret);
 
 /* ---- mps_env.c ---- */
 

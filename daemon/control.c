@@ -71,6 +71,25 @@ char *exl3_call_mps_pipe(const struct exl3_call *c)
 
 /* ---- hello ---- */
 
+/* To another domain's worker, which answers. */
+static int pass_on(struct exl3_call *c, const char *domain)
+{
+	int rc;
+
+	if (!exl3_peer_admin(c->peer))
+		return exl3_errf(&c->err, -EPERM,
+				 "only root and the daemon's own user (uid %d) may choose a fault domain; yours "
+				 "is '%s'",
+				 (int)geteuid(), c->w->domain);
+	if (strlen(domain) > EXL3_DOMAIN_NAME_MAX)
+		return exl3_errf(&c->err, -ENOENT, "there is no fault domain '%.40s...'", domain);
+	rc = exl3_worker_pass(c->w, c->peer->fd, domain, c->req->id, c->peer->name);
+	if (rc < 0)
+		return exl3_errf(&c->err, rc, "the connection cannot be handed on: %s", strerror(-rc));
+	c->peer->passed = c->peer->closing = true;
+	return 0;
+}
+
 static int verb_hello(struct exl3_call *c)
 {
 	const Exl3__Hello *hello = c->req->hello;
@@ -85,6 +104,8 @@ static int verb_hello(struct exl3_call *c)
 				 "update the older one",
 				 VERSION, hello->version_min, hello->version_max);
 	exl3_peer_set_name(c->peer, hello->name ? hello->name : "");
+	if (hello->domain && *hello->domain && strcmp(hello->domain, w->domain) != 0)
+		return pass_on(c, hello->domain);
 	c->peer->hello = true;
 	exl3__hello_reply__init(reply);
 	reply->version = VERSION;
@@ -242,7 +263,7 @@ void exl3_control_request(struct exl3_peer *peer, const void *packet, size_t byt
 	}
 	if (peer->waiting) {
 		peer->wait_id = id; /* the reply is owed */
-	} else {
+	} else if (!peer->passed) {
 		if (code < 0)
 			exl3_dbg("%s: %s", peer->who, c.err.text);
 		send_reply(&c, id, code);
@@ -251,6 +272,21 @@ void exl3_control_request(struct exl3_peer *peer, const void *packet, size_t byt
 				true; /* the reply is on its way; there is nothing more to say */
 	}
 	pool.used = 0;
+}
+
+void exl3_control_greet(struct exl3_peer *peer, uint64_t id, const char *name)
+{
+	Exl3__Request req = EXL3__REQUEST__INIT;
+	Exl3__Hello hello = EXL3__HELLO__INIT;
+	uint8_t packet[256];
+
+	hello.version_min = hello.version_max = VERSION; /* that was settled */
+	hello.name = (char *)(uintptr_t)name;
+	req.id = id;
+	req.body_case = EXL3__REQUEST__BODY_HELLO;
+	req.hello = &hello;
+	if (exl3__request__get_packed_size(&req) <= sizeof(packet))
+		exl3_control_request(peer, packet, exl3__request__pack(&req, packet), NULL, 0);
 }
 
 /* ---- waiting ---- */

@@ -10,6 +10,8 @@
  * @fds: what came with it; a verb that keeps one puts -1 in its place, the rest is the caller's to close. */
 void exl3_control_request(struct exl3_peer *peer, const void *packet, size_t bytes, int *fds,
 			  unsigned nr_fds);
+/* A client whose Hello another domain's worker has read: answers it. */
+void exl3_control_greet(struct exl3_peer *peer, uint64_t id, const char *name);
 /* Something that clients may wait for has happened to a model. */
 void exl3_control_model_event(struct exl3_worker *w, struct exl3_registered *reg,
 			      enum exl3_models_event event);

@@ -42,6 +42,9 @@ struct exl3_domain_packet {
 struct exl3_domain_client {
 	struct exl3_domain_client *next;
 	int fd; /* owned */
+	bool greeted;
+	char name[64]; /* with the next: see exl3_domain_connected() */
+	uint64_t id;
 	uint64_t since_ns;
 };
 
@@ -138,11 +141,13 @@ static void set_patience(struct exl3_domain *d)
 /* 0, or why the first one has to wait on. */
 static int hand_on(struct exl3_domain *d)
 {
-	struct exl3_sup_msg msg = {.type = EXL3_SUP_CLIENT};
 	struct exl3_domain_client *c = d->waiting;
+	struct exl3_sup_msg msg = {.type = EXL3_SUP_CLIENT,
+				   .flags = c->greeted ? EXL3_SUP_GREETED : 0,
+				   .request_id = c->id};
 	int rc = exl3_fault("domain.hand_on")
 			 ? -EAGAIN
-			 : exl3_sup_send(d->control_fd, &msg, NULL, &c->fd, 1, false);
+			 : exl3_sup_send(d->control_fd, &msg, c->name, &c->fd, 1, false);
 
 	if (rc < 0)
 		return rc;
@@ -217,7 +222,7 @@ static void on_patience(void *arg)
 	flush(d);
 }
 
-void exl3_domain_connected(struct exl3_domain *d, int fd)
+void exl3_domain_connected(struct exl3_domain *d, int fd, uint64_t id, const char *name)
 {
 	struct exl3_domain_client *c;
 
@@ -242,7 +247,9 @@ void exl3_domain_connected(struct exl3_domain *d, int fd)
 		exl3_domains_refuse(d->all, fd, -ENOMEM, "out of memory");
 		return;
 	}
-	*c = (struct exl3_domain_client){.fd = fd, .since_ns = exl3_now_ns()};
+	*c = (struct exl3_domain_client){
+		.fd = fd, .greeted = name != NULL, .id = id, .since_ns = exl3_now_ns()};
+	snprintf(c->name, sizeof(c->name), "%s", name ? name : "");
 	*d->waiting_tail = c;
 	d->waiting_tail = &c->next;
 	d->nr_waiting++;

@@ -97,8 +97,9 @@ int exl3_domain_start(struct exl3_domain *d, struct exl3_error *err);
 /* After exl3_domain_ended() has been called for its worker, or before there was one. */
 void exl3_domain_fini(struct exl3_domain *d);
 
-/* A client that has connected; takes @fd. */
-void exl3_domain_connected(struct exl3_domain *d, int fd);
+/* A client that has connected; takes @fd. @name: NULL, or its name, and another domain's worker has read its
+ * Hello, which was request @id and is not answered. */
+void exl3_domain_connected(struct exl3_domain *d, int fd, uint64_t id, const char *name);
 /* To the worker; false: there is none, or it has not read for long. */
 bool exl3_domain_tell(struct exl3_domain *d, enum exl3_sup_type type, unsigned flags,
 		      const char *text);

@@ -688,7 +688,8 @@ struct exl3_peer *exl3_peer_free(struct exl3_peer *peer)
 	}
 	exl3_control_forget(peer);
 	exl3_watch_drop(w->loop, peer->watch);
-	shutdown(peer->fd, SHUT_RDWR); /* its end is seen at once, whatever the close waits for */
+	if (!peer->passed)
+		shutdown(peer->fd, SHUT_RDWR); /* its end is seen at once, whatever the close waits for */
 	exl3_loop_close(w->loop, &peer->fd);
 	if (peer->prev)
 		peer->prev->next = peer->next;

@@ -46,6 +46,7 @@ struct exl3_peer {
 	char name[64]; /* its own word, printable */
 	char who[96];  /* for the log */
 	bool hello, refused, closing;
+	bool passed; /* to another domain: its end here is not that of the connection */
 	struct exl3_error refusal; /* what its first request is answered with, if refused */
 	uint64_t connected_ns;
 	struct exl3_counters counters;

@@ -280,6 +280,24 @@ static void on_changed(struct exl3_domain *d)
 		tell_systemd_status(s);
 }
 
+/* A worker that an administrator has reached says that he wants another one. */
+static void pass_on(struct supervisor *s, const struct exl3_sup_msg *msg, int fd)
+{
+	size_t len = strcspn(msg->text, "\n");
+	const char *name = msg->text + len + (msg->text[len] == '\n');
+
+	for (uint32_t i = 0; i < s->nr_domains; i++) {
+		struct exl3_domain *d = &s->domains[i];
+
+		if (strlen(d->name) == len && memcmp(d->name, msg->text, len) == 0) {
+			exl3_domain_connected(d, fd, msg->request_id, name);
+			return;
+		}
+	}
+	exl3_domains_refuse(&s->all, fd, -ENOENT, "there is no fault domain '%.*s': see 'exl3ctl domains'",
+			    (int)len, msg->text);
+}
+
 static void on_message(struct exl3_domain *d, const struct exl3_sup_msg *msg, int *fds,
 		       unsigned nr_fds)
 {
@@ -307,6 +325,10 @@ static void on_message(struct exl3_domain *d, const struct exl3_sup_msg *msg, in
 		exl3_config_remove_model(s->cfg, msg->text);
 		exl3_share_removed(&s->share, msg->text);
 		tell_others(s, d, EXL3_SUP_UNLOAD, msg->text);
+		break;
+	case EXL3_SUP_PASS:
+		if (nr_fds == 1)
+			pass_on(s, msg, exl3_take_fd(&fds[0]));
 		break;
 	case EXL3_SUP_DRAINING:
 		if (!s->draining) {
@@ -493,7 +515,7 @@ static void on_listen(void *arg, uint32_t events)
 			rest_from_listening(s);
 			return;
 		}
-		exl3_domain_connected(domain_of(s, fd), fd);
+		exl3_domain_connected(domain_of(s, fd), fd, 0, NULL);
 	}
 }
 

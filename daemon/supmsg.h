@@ -33,7 +33,8 @@ enum exl3_sup_type {
 	EXL3_SUP_DRAIN,
 	EXL3_SUP_LEAVE,  /* drain once all clients have gone, or after EXL3_LEAVE_NS */
 	EXL3_SUP_RELOAD, /* KEY, MODEL and GO follow; without GO nothing counts */
-	EXL3_SUP_CLIENT, /* one descriptor: a client that has connected */
+	EXL3_SUP_CLIENT, /* one descriptor: a client that has connected; flag GREETED: its Hello of request
+			    request_id came to another domain's worker, the answer is still owed; text: its name */
 	EXL3_SUP_LOAD,   /* text NAME=DIR: another domain has loaded it */
 	EXL3_SUP_UNLOAD, /* text NAME: another domain was told to */
 	EXL3_SUP_KEPT,   /* text NAME, id; descriptors: manifest, slab and, if it has one, tensor file: adopt
@@ -49,6 +50,8 @@ enum exl3_sup_type {
 	EXL3_SUP_LOADED,  /* text NAME: one that was ADDED is ready */
 	EXL3_SUP_FAILED,  /* text NAME: one that was ADDED, or came with LOAD, is not */
 	EXL3_SUP_REMOVED, /* text NAME: a client unloads it */
+	EXL3_SUP_PASS,     /* one descriptor: a client that wants another domain; text DOMAIN and, behind a
+			      newline, its name; request_id of its Hello */
 	EXL3_SUP_DRAINING, /* a client asks for the end of the daemon */
 	EXL3_SUP_WANT,     /* text NAME: about to load it; KEPT or ALONE is the answer, maybe after another
 			      worker's load */
@@ -66,6 +69,7 @@ enum exl3_sup_type {
 #define EXL3_LEAVE_NS 2000000000ull
 
 #define EXL3_SUP_BY_CLIENT  (1u << 0)
+#define EXL3_SUP_GREETED    (1u << 3)
 #define EXL3_SUP_VERIFY_ALL (1u << 1) /* hash all of it, not samples */
 #define EXL3_SUP_DAMAGED    (1u << 2) /* a hash is wrong: whoever else uses them has wrong weights too */
 
@@ -76,6 +80,7 @@ struct exl3_sup_msg {
 	int32_t pid;
 	uint64_t instance;
 	uint64_t interval_ns;
+	uint64_t request_id;
 	uint64_t id; /* of kept weights */
 	char text[EXL3_SUP_TEXT_MAX]; /* as long as the packet says, ends with a zero */
 };

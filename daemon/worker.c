@@ -235,14 +235,28 @@ static void reload(struct exl3_worker *w, const struct exl3_sup_msg *msg)
 
 /* ---- clients and models that the supervisor hands on ---- */
 
-static void take_client(struct exl3_worker *w, int fd)
+static void take_client(struct exl3_worker *w, const struct exl3_sup_msg *msg, int fd)
 {
 	struct exl3_error err;
 
 	if (exl3_peer_new(w, fd, &err) < 0) {
 		exl3_log_limited(EXL3_LOG_WARN, "%s", err.text);
 		exl3_loop_close(w->loop, &fd);
+	} else if (msg->flags & EXL3_SUP_GREETED) {
+		exl3_control_greet(w->peers, msg->request_id, msg->text);
 	}
+}
+
+int exl3_worker_pass(struct exl3_worker *w, int fd, const char *domain, uint64_t id,
+		     const char *name)
+{
+	struct exl3_sup_msg msg = {.type = EXL3_SUP_PASS,
+				   .generation = w->generation,
+				   .request_id = id};
+	char text[EXL3_DOMAIN_NAME_MAX + 128];
+
+	snprintf(text, sizeof(text), "%.*s\n%.63s", (int)EXL3_DOMAIN_NAME_MAX, domain, name);
+	return exl3_sup_send(w->control_fd, &msg, text, &fd, 1, true);
 }
 
 /* Another domain has loaded it, so that all have the same models. */
@@ -295,7 +309,7 @@ static void on_message(struct exl3_worker *w, const struct exl3_sup_msg *msg, in
 	switch (msg->type) {
 	case EXL3_SUP_CLIENT:
 		if (nr_fds == 1)
-			take_client(w, exl3_take_fd(&fds[0]));
+			take_client(w, msg, exl3_take_fd(&fds[0]));
 		else
 			exl3_log_limited(EXL3_LOG_WARN,
 					 "a client was turned away: no file descriptors left");

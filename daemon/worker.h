@@ -68,6 +68,9 @@ void exl3_worker_metrics_model(struct exl3_worker *w, struct exl3_registered *re
 /* For control: */
 void exl3_worker_drain(struct exl3_worker *w, const char *why);
 void exl3_worker_tell(struct exl3_worker *w, enum exl3_sup_type type, const char *text);
+/* Hands a client on to another domain's worker, by way of the supervisor; @fd stays the caller's. 0 or -errno. */
+int exl3_worker_pass(struct exl3_worker *w, int fd, const char *domain, uint64_t id,
+		     const char *name);
 /* A model that was loaded at run time: a worker that is started after this one loads it too. */
 void exl3_worker_keep_model(struct exl3_worker *w, const struct exl3_registered *reg);
 

@@ -85,6 +85,35 @@ def test_users_and_groups(env):
         check(not os.path.exists(f"/proc/{pid}"), f"worker {pid} is still there")
 
 
+def test_an_administrator_looks_into_another_domain(env):
+    """exl3ctl --domain: handed on to that domain's worker, and back out again; others may not."""
+    d = daemon(env)
+    ours, theirs = status(d)["worker_pid"], status(d, **AS_BATCH)["worker_pid"]
+    before, fds = d.settled(), settled_fds(d)
+    for _ in range(3):
+        s = json.loads(d.ctl_ok("--domain", "batch", "status", "--json"))
+        equal((s["domain"], s["worker_pid"]), ("batch", theirs), "exl3ctl --domain batch status")
+        equal(json.loads(d.ctl_ok("--domain", "default", "status", "--json"))["worker_pid"], ours, "its own by name")
+    mine = env.spawn(env.program("tests/integration/limits"), d.sock, "idle", stdin=subprocess.PIPE, stdout=subprocess.PIPE, **AS_BATCH)
+    mine.stdout.readline()
+    clients = json.loads(d.ctl_ok("--domain", "batch", "ps", "--json"))["clients"]
+    equal(sorted((c["uid"], c["name"]) for c in clients), [(0, "exl3ctl"), (BATCH, "idle")], "exl3ctl --domain batch ps")
+    x = env.path("x.npy")
+    equal(one_request(env, d)[0], 0, "a request at home")
+    d.ctl_ok("--domain", "batch", "run", "linear", "layers", "k4.mul1", x, "-o", env.path("y.npy"))
+    rc, _, err = d.ctl("--domain", "nonesuch", "status")
+    check(rc == 4 and "no fault domain 'nonesuch'" in err, f"a domain that there is not: status {rc}, {err}")
+    rc, _, err = d.ctl("--domain", "default", "status", **AS_BATCH)
+    check(rc == 3 and "may choose a fault domain" in err, f"somebody else: status {rc}, {err}")
+    kill_worker(d, **AS_BATCH)  # one that wants a worker that is away waits, as others do
+    equal(json.loads(d.ctl_ok("--domain", "batch", "status", "--json"))["generation"], 2, "the next worker")
+    mine.kill()
+    mine.wait()
+    d.wait_held(before, "after connections that were handed on")
+    equal(settled_fds(d), fds, "descriptors of the supervisor")
+    equal(d.stop(), 0, "status after SIGTERM")
+
+
 def test_configuration(env):
     """What cannot be meant is refused with the line that says it."""
     program, conf = env.program("exl3-daemon"), env.path("domains.conf")
