@@ -120,6 +120,11 @@ static void want(struct exl3_share *share, struct exl3_domain *d, const char *na
 	struct exl3_share_load **p = find(share, name), *load = *p;
 	struct exl3_keep_set *set = exl3_keep_find(&share->keep, name);
 
+	if (never(share)) {
+		exl3_keep_drop(&share->keep, name); /* of before a SIGHUP, or from systemd's store */
+		alone(d, name);
+		return;
+	}
 	if (set && set->id != not_id) {
 		give(share, d, set);
 		return;
@@ -128,7 +133,7 @@ static void want(struct exl3_share *share, struct exl3_domain *d, const char *na
 		load->waiting |= bit(share, d);
 		return;
 	}
-	if (!load && !never(share)) {
+	if (!load) {
 		/* Without memory for an entry the others load too. */
 		load = calloc(1, sizeof(*load));
 		if (load) {

@@ -297,6 +297,14 @@ static void never_and_verify(void **state)
 	expect(&r, EXL3_SUP_ALONE, EXL3_SUP_ALONE, 0);
 	says(&r, 0, EXL3_SUP_KEEP, "m", 0, 3);
 	assert_int_equal(r.share.keep.nr, 0);
+	/* Kept before that was the configuration. */
+	r.cfg.adopt[0] = 'N';
+	says(&r, 0, EXL3_SUP_KEEP, "m", 0, 3);
+	assert_int_equal(r.share.keep.nr, 1);
+	r.cfg.adopt[0] = 'n';
+	says(&r, 1, EXL3_SUP_WANT, "m", 0, 0);
+	expect(&r, 0, EXL3_SUP_ALONE, 0);
+	assert_int_equal(r.share.keep.nr, 0);
 	rig_close(&r);
 
 	rig_open(&r, "adopt = verify\n" CONFIG);
