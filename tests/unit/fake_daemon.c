@@ -205,6 +205,19 @@ static void hang_up(struct fake_daemon *d)
 	exl3_closep(&d->conn);
 }
 
+/* Nobody will serve this connection. */
+static void turn_away(struct fake_daemon *d)
+{
+	Exl3__Reply reply = EXL3__REPLY__INIT;
+	uint8_t buf[256];
+
+	reply.code = -EAGAIN;
+	reply.error = (char *)"come back later";
+	reply.instance = 77;
+	exl3_frame_send(d->conn, buf, exl3__reply__pack(&reply, buf), NULL, 0, 0, NULL);
+	hang_up(d);
+}
+
 static void serve_control(struct fake_daemon *d)
 {
 	static uint8_t buf[EXL3_PACKET_MAX];
@@ -221,6 +234,10 @@ static void serve_control(struct fake_daemon *d)
 	fault = __atomic_exchange_n(&d->fault, FAKE_GOOD, __ATOMIC_SEQ_CST);
 	if (fault == FAKE_HANG_UP) {
 		hang_up(d);
+		return;
+	}
+	if (fault == FAKE_TURN_AWAY) {
+		turn_away(d);
 		return;
 	}
 	req = exl3__request__unpack(NULL, (size_t)e, buf);
@@ -328,6 +345,12 @@ static void *serve(void *arg)
 			eventfd_read(d->wake_fd, &v);
 		if (p[1].revents)
 			d->conn = accept4(d->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+		if (p[1].revents && d->conn >= 0 &&
+		    __atomic_load_n(&d->fault, __ATOMIC_SEQ_CST) == FAKE_TURN_AWAY_UNREAD) {
+			__atomic_store_n(&d->fault, FAKE_GOOD, __ATOMIC_SEQ_CST);
+			turn_away(d);
+			continue;
+		}
 		if (__atomic_load_n(&d->die, __ATOMIC_SEQ_CST)) {
 			hang_up(d);
 			exl3_closep(&d->listen_fd);

@@ -32,6 +32,8 @@ enum fake_fault {
 	FAKE_OTHER_ENTRIES,
 	FAKE_OTHER_FINGERPRINT,
 	FAKE_HANG_UP, /* instead of an answer */
+	FAKE_TURN_AWAY,        /* a reply with id 0, then the end */
+	FAKE_TURN_AWAY_UNREAD, /* the next connection: the same, and nothing of it is read */
 };
 
 /* What happens to ring requests. */

@@ -103,6 +103,7 @@ static void hello_goes_wrong(void **state)
 		{FAKE_WRONG_ID, -EPROTO},   {FAKE_GARBAGE, -EPROTO},
 		{FAKE_NO_BODY, -EPROTO},    {FAKE_OTHER_VERSION, -EPROTO},
 		{FAKE_SURPLUS_FD, -EPROTO}, {FAKE_HANG_UP, -ESTALE},
+		{FAKE_TURN_AWAY, -EAGAIN},
 	};
 	struct fake_daemon d;
 
@@ -113,6 +114,24 @@ static void hello_goes_wrong(void **state)
 
 		fake_fault(&d, rows[i].fault);
 		wants(exl3_connect(d.path, NULL, &c), rows[i].want, "connect");
+		assert_null(c);
+	}
+	fake_stop(&d);
+}
+
+/* Whether the daemon's end comes before, in or after our first request: what it has said is heard. */
+static void turned_away(void **state)
+{
+	struct fake_daemon d;
+
+	(void)state;
+	fake_start(&d);
+	for (int i = 0; i < 200; i++) {
+		struct exl3_client *c = NULL;
+
+		fake_fault(&d, i % 2 ? FAKE_TURN_AWAY_UNREAD : FAKE_TURN_AWAY);
+		wants(exl3_connect(d.path, NULL, &c), -EAGAIN, "connect");
+		assert_string_equal(exl3_last_error(), "come back later");
 		assert_null(c);
 	}
 	fake_stop(&d);
@@ -604,6 +623,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		test_case(nobody_there),
 		test_case(hello_goes_wrong),
+		test_case(turned_away),
 		test_case(models_and_modules),
 		test_case(answers_that_lie),
 		test_case(another_daemon_answers),
