@@ -7,7 +7,7 @@ import signal
 import time
 
 import exl3ref as ref
-from harness import check, equal, wait_for
+from harness import Skipped, check, equal, wait_for
 
 def checkpoint(env, name, model="layers"):
     """A copy of a model that a scenario may change."""
@@ -204,3 +204,12 @@ def test_failures_on_the_way(env):
             met = words in d.log()
             check(met or n > 1, f"{point}: nothing has failed: {d.log()}")
             equal(d.stop(), 0, "status")
+
+
+def test_driver_is_held(env):
+    """The supervisor keeps the GPUs' device files open, so that they stay up without a worker."""
+    if env.backend != "cuda":
+        raise Skipped("needs a GPU")
+    d = env.daemon()
+    held = [kind for kind in d.fds(d.proc.pid) if kind.startswith("/dev/nvidia")]
+    check("/dev/nvidiactl" in held and any(kind[len("/dev/nvidia"):].isdigit() for kind in held), f"held: {held}")
