@@ -28,3 +28,12 @@ run 60 "$build/bench/rpc" --daemon "$build/exl3-daemon" --model tests/models/lay
 run 150 "$build/bench/rpc_stream" --daemon "$build/exl3-daemon" -o "$out/rpc_$gpu.csv"
 run 120 "$build/bench/load" --mib 16384 --repeat 3 --backend cuda -o "$out/load_$gpu.csv"
 run 60 "$build/bench/deterministic" --backend cuda -o "$out/deterministic_$gpu.csv"
+# A model whose layers have the sizes of an 8-billion-parameter one; a few of them.
+model=$(mktemp -d) || exit 1
+trap 'rm -rf "$model"' EXIT
+run 30 "$build/bench/load" --mib 120 --make "$model"
+for what in "mlp --mlp" "self_attn.o_proj"; do
+	# shellcheck disable=SC2086
+	run 45 "$build/bench/fair" --daemon "$build/exl3-daemon" --backend cuda --arena device --model "$model" \
+		--module model.layers.0.$what --seconds 2 -o "$out/fair_$gpu-$(echo "${what%% *}" | tr -d ._).csv"
+done
