@@ -133,6 +133,7 @@ static void good_one(const char *model, const char *module)
 	raw_submit(&ch);
 	if (raw_take(&ch, &cqe, RAW_TIMEOUT_MS) != 1 || cqe.result)
 		raw_die("a request on adopted memory: result %d", cqe.result);
+	exl3_segment_free(ch.seg);
 	for (uint32_t j = 0; j < n; j++)
 		if (y[j] != 0)
 			return;

@@ -146,6 +146,7 @@ static void step_close(const char *step)
 
 	body.channel = channels[--nr_channels].id;
 	exl3__reply__free_unpacked(call(step, &req, NULL, NULL), NULL);
+	channels[nr_channels].seg = exl3_segment_free(channels[nr_channels].seg);
 }
 
 static void submit(uint32_t rows, uint32_t nr)
