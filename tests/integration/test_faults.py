@@ -115,7 +115,8 @@ def test_lost_device(env):
     d = env.daemon((LAYERS,), environ={"EXL3_FAULT": "dispatch.poll:1"}, wait=False)
     wait_for(lambda: " serves on " in d.log(), "worker that serves")
     rc, err = one_request(env, d)
-    equal(rc, 3, f"status of the request that met it ({err.strip()})")
+    # Refused, or ended by the failure: the device may be found lost while it is still being prepared.
+    check(rc in (3, 5) and err.strip(), f"status of the request that met it: {rc} ({err.strip()})")
     wait_for(lambda: "generation 2" in d.log(), "second worker")
     check("device 0 is lost" in d.log(), f"the log does not say so: {d.log()}")
     wait_for(lambda: any(e["kind"] == "died" and "device 0 is lost" in e["text"] for e in events(d)), "the event")
