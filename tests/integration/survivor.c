@@ -131,7 +131,7 @@ static void check(struct worker *w, unsigned slot, bool first)
 		w->wrong++;
 }
 
-/* Everything outstanding ends, each request once. Returns false if the worker is gone. */
+/* Everything outstanding ends, each request once. Returns false if the worker is gone, or as good as. */
 static bool drain(struct exl3_channel *ch, struct worker *w, unsigned sent, bool first)
 {
 	bool seen[SLOTS] = {false}, alive = true;
@@ -151,7 +151,8 @@ static bool drain(struct exl3_channel *ch, struct worker *w, unsigned sent, bool
 		w->requests++;
 		if (cqe.result == 0) {
 			check(w, (unsigned)cqe.user_data, first);
-		} else if (cqe.result == -ESTALE) {
+		} else if (cqe.result == -ESTALE || cqe.result == -EIO) {
+			/* -EIO: the device has failed, and the worker is about to leave. */
 			w->stale++;
 			alive = false;
 		} else {

@@ -178,6 +178,9 @@ def test_fault_in_one_domain(env):
     deaths = [e["text"] for e in d.json("events")["events"] if e["domain"] == "batch" and e["kind"] == "died"]
     equal(len(deaths), 4, f"deaths: {deaths}")
     figure("deaths: " + " | ".join(deaths))
+    events = [e for e in d.json("events")["events"] if e["domain"] == "batch"]
+    figure("events of batch: " + ", ".join(f"{e['kind']} {e['generation']} +{int(e['time_ms']) - int(p['time_ms'])} ms"
+                                           for p, e in zip(events, events[1:])))
     ours.end()
     equal(d.stop(), 0, "status after SIGTERM")
     settle_mps(ours.pipe)
