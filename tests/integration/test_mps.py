@@ -146,6 +146,10 @@ def test_one_that_cannot_be_had(env):
     for mode, word in (("crash", "ended with status 3"), ("hang", "has not opened its socket")):
         d = mps(env, mode, wait=False)
         start = time.monotonic()
+        if mode == "hang":  # the supervisor does not wait for it
+            wait_for(lambda: started(env), "its start")
+            equal([v["state"] for v in d.json("domains")["domains"]], ["starting"], "exl3ctl domains meanwhile")
+            check(time.monotonic() - start < 5, "the supervisor was held up")
         d.wait_ready()
         check(time.monotonic() - start < 20, f"{mode}: it took too long")
         equal(status(d)["mps_pipe"], "", f"{mode}: folder")
