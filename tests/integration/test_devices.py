@@ -27,6 +27,9 @@ def test_models_live_on_their_devices(env):
     equal(list(devices), [first(env), "cpu:1"], "devices, the default one first")
     for name, v in devices.items():
         check(v["models"] == 1 and v["weight_bytes"] > 0 and v["slab_bytes"] >= v["weight_bytes"], f"{name}: {v}")
+        # Padding and tables: a fiftieth of the weights, and what rounding to the GPU's pages takes of each model.
+        rest = v["slab_bytes"] - v["weight_bytes"] - v.get("tensor_bytes", 0)
+        check(rest <= v["weight_bytes"] / 50 + (2 << 20), f"{name}: {rest} bytes beyond the weights")
     equal({m["name"]: m["device"] for m in d.json("models")["models"]}, {"here": first(env), "there": "cpu:1"}, "devices")
     equal({m["device"] for m in d.json("modules", "there")["modules"]}, {"cpu:1"}, "device of modules")
     text = d.ctl_ok("status")
