@@ -37,3 +37,4 @@ for what in "mlp --mlp" "self_attn.o_proj"; do
 	run 45 "$build/bench/fair" --daemon "$build/exl3-daemon" --backend cuda --arena device --model "$model" \
 		--module model.layers.0.$what --seconds 2 -o "$out/fair_$gpu-$(echo "${what%% *}" | tr -d ._).csv"
 done
+run 60 python3 bench/recovery.py --build "$build" --backend cuda --mib 16384 --kills 4 --dir /dev/shm -o "$out/recovery_$gpu.csv"

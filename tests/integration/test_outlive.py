@@ -68,6 +68,15 @@ def test_next_worker_adopts(env):
     equal(kinds, ["loaded"] * 2 + ["adopted"] * 6, "events")
 
 
+def test_all_hashes(env):
+    """Every byte is looked at before it is served again."""
+    d = env.daemon(("layers", "tiny-llama"), args=["--adopt", "verify"])
+    first = result(env, d, "layers")
+    next_worker(d, d.worker_pid())
+    equal(result(env, d, "layers"), first, "result")
+    equal(d.log().count("ready, adopted"), 2, "adoptions")
+
+
 def test_loaded_and_unloaded_at_run_time(env):
     d = env.daemon(("layers",))
     d.ctl_ok("load", f"m={checkpoint(env, 'late')}")
