@@ -63,7 +63,7 @@ static void rig_open(struct rig *r)
 	mk_tensor(f, "e.suh", "F16", MK_DIMS(4), NULL, 8);		/* a stray */
 	mk_tensor(f, "model.embed_tokens.weight", "BF16", MK_DIMS(3000, 256), NULL, 2 * 3000 * 256);
 	mk_tensor(f, "model.norm.weight", "F16", MK_DIMS(256), NULL, 512);
-	mk_tensor(f, "nothing", "F32", MK_DIMS(0), NULL, 0);
+	mk_tensor(f, "a.nothing", "F32", MK_DIMS(0), NULL, 0); /* not the last one: that has bytes */
 	mk_save(f, r->dir, "model.safetensors", 3);
 	r->dev = open_device(0);
 	r->m = new_model(r->dev, "m", r->dir);
@@ -411,9 +411,9 @@ static void change_tensor(struct exl3_manifest *man, int what)
 	case T_SHAPE: t->shape[0]++; break;
 	case T_DIMS: t->nr_dims = 9; break;
 	case T_BYTES: t->bytes++; break;
-	case T_OFFSET: t[1].offset = 0; break;
-	case T_ORDER: swap(&t[0], &t[1], sizeof(*t)); break;
-	case T_WRAP: t->nr_dims = 3; t->shape[2] = UINT64_MAX / 2; break;
+	case T_OFFSET: t[2].offset = 0; break;
+	case T_ORDER: swap(&t[1], &t[2], sizeof(*t)); break;
+	case T_WRAP: t[1].nr_dims = 3; t[1].shape[2] = UINT64_MAX / 2; break;
 	case T_LESS: free(t[2].name), free(t[1].name); man->nr_tensors -= 2; break;
 	default: break;
 	}
