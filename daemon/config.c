@@ -121,7 +121,8 @@ static const struct key keys[] = {
 	 "seconds that a launch may take beyond what its size explains, then the device is given up; "
 	 "0: for ever"},
 	{"hang-timeout", KEY_UINT, AT(hang_timeout_s), "30", 0, 86400, NULL, false,
-	 "seconds that a worker may say nothing, then it is killed; 0: for ever"},
+	 "seconds that a worker may say nothing (while it starts four times that), then it is killed; "
+	 "0: for ever"},
 };
 
 #define NR_KEYS (sizeof(keys) / sizeof(keys[0]))

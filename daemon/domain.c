@@ -25,7 +25,7 @@
 #define REST_NS        100000000ull  /* until the next try to hand on a client */
 #define OUT_MAX        4096u         /* messages that a worker may leave unread */
 #define MESSAGES_MAX   64            /* of one worker per turn of the loop */
-#define START_NS       120000000000ull /* until a worker's loop must turn; a driver may take long */
+#define STARTING_TIMES 4             /* hang-timeout until a worker's loop must turn; a driver may take long */
 
 /* Exit status, unlike 1 for what a new start would meet again: systemd's unit tells them apart. */
 #define GAVE_UP 3
@@ -327,9 +327,7 @@ static uint64_t silence_ns(const struct exl3_domain *d)
 {
 	uint64_t ns = d->all->cfg->hang_timeout_s * 1000000000u;
 
-	if (d->state == EXL3_DOMAIN_STARTING && ns)
-		return 4 * ns > START_NS ? 4 * ns : START_NS;
-	return ns;
+	return d->state == EXL3_DOMAIN_STARTING ? STARTING_TIMES * ns : ns;
 }
 
 static void listen_for(struct exl3_domain *d)
@@ -356,6 +354,9 @@ static void on_silence(void *arg)
 			 (unsigned long long)(silence_ns(d) / 1000000000u));
 		exl3_err("%sworker %d hangs: %s; it is killed", exl3_domain_label(d), (int)d->worker,
 			 d->reason);
+		/* A driver may wait for an MPS server for ever: not twice. */
+		if (d->state == EXL3_DOMAIN_STARTING && exl3_mps_pipe(&d->mps))
+			exl3_domain_mps_refused(d);
 		kill(d->worker, SIGKILL);
 		d->heard_ns = now; /* once more, should it not go */
 	}

@@ -540,6 +540,8 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 	if (rc < 0)
 		return rc;
 	raise_fd_limit();
+	if (exl3_fault("worker.start"))
+		pause(); /* as a driver may */
 	probe_backends(w);
 	rc = check_mps(w, exl3_devices_open(&w->devices, w->cfg, err), err);
 	if (rc == 0)

@@ -193,6 +193,16 @@ def test_one_that_dies(env):
     equal(d.stop(), 0, "status after SIGTERM")
 
 
+def test_a_worker_that_hangs_in_it(env):
+    """A driver may wait for a server for ever: the worker is killed, and the next one is started without."""
+    d = mps(env, "", "--hang-timeout", "1", "--restart-limit", "1", environ={"EXL3_FAULT": "worker.start:1"}, wait=False)
+    equal(d.wait_exit(), 3, "status: every worker hangs here")
+    equal(d.log().count("hangs: its loop has not turned for 4 s"), 2, f"workers that hung in {d.log()}")
+    check("going on without MPS" in d.log(), f"the log: {d.log()}")
+    equal(len(started(env)), 1, "control daemons")
+    check(not any(alive(p) for p in started(env)), "a control daemon is left")
+
+
 def test_lost_while_idle(env):
     """In an MPS server others may end our context: that is noticed without a request that meets it."""
     d = mps(env, environ={"EXL3_FAULT": "health.lost:2"})
