@@ -39,7 +39,7 @@ def parse():
 class Daemon:
     def __init__(self, args, folder, model, *more):
         self.ctl = [os.path.join(args.build, "exl3ctl"), "--socket", os.path.join(folder, "d.sock")]
-        self.log = open(os.path.join(folder, "log"), "ab+")
+        self.log = open(os.path.join(folder, "log"), "wb+")
         start = time.monotonic()
         self.proc = subprocess.Popen([os.path.join(args.build, "exl3-daemon"), "--socket", self.ctl[2], "--backend", args.backend,
                                       "--model", f"m={model}", "--restart-window", "1", *more], stdout=self.log, stderr=self.log)
@@ -134,7 +134,7 @@ def main():
                 rows.append((args.backend, nr_bytes, adopt, f"{d.load_seconds:.3f}", f"{gone:.4f}", f"{seconds:.4f}"))
                 print(*rows[-1], flush=True)
             adopted = d.words().count("ready, adopted")
-            if adopt == "sample" and adopted != kills:
+            if adopt != "never" and adopted != kills:
                 sys.exit(f"{adopted} of {kills} workers have adopted the weights: {d.words()[-3000:]}")
             work.client.close()
             d.stop()
