@@ -119,13 +119,14 @@ def main():
     sys.path.insert(0, os.path.join(HERE, "..", "client", "python"))
     import exl3
     folder = tempfile.mkdtemp(prefix="exl3-recovery-", dir=args.dir)
-    rows = []
+    rows, daemons = [], []
     try:
         model = os.path.join(folder, "model")
         os.mkdir(model)
         subprocess.run([os.path.join(args.build, "bench", "load"), "--mib", str(args.mib), "--make", model], check=True)
         for adopt, kills in (("sample", args.kills), ("verify", 1), ("never", 1)):
             d = Daemon(args, folder, model, "--adopt", adopt)
+            daemons.append(d)
             work = Work(exl3, d.ctl[2])
             nr_bytes = d.status()["weight_bytes"]
             for _ in range(kills):
@@ -139,6 +140,10 @@ def main():
             work.client.close()
             d.stop()
     finally:
+        for d in daemons:
+            if d.proc.poll() is None:
+                d.proc.kill()  # its workers follow it
+                d.proc.wait()
         shutil.rmtree(folder, ignore_errors=True)
     commit = os.environ.get("EXL3_COMMIT") or subprocess.run(["git", "-C", HERE, "rev-parse", "--short=12", "HEAD"],
                                                               capture_output=True, text=True).stdout.strip()
