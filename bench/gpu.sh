@@ -38,3 +38,9 @@ for what in "mlp --mlp" "self_attn.o_proj"; do
 		--module model.layers.0.$what --seconds 2 -o "$out/fair_$gpu-$(echo "${what%% *}" | tr -d ._).csv"
 done
 run 60 python3 bench/recovery.py --build "$build" --backend cuda --mib 16384 --kills 4 --dir /dev/shm -o "$out/recovery_$gpu.csv"
+run 30 "$build/bench/rowtable" --backend cuda -o "$out/rowtable_$gpu.csv"
+# Clients with CUDA share one MPS server with the daemons.
+CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
+export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+nvidia-cuda-mps-control -d && trap 'echo quit | timeout 5 nvidia-cuda-mps-control; rm -rf "$CUDA_MPS_PIPE_DIRECTORY"' EXIT
+run 120 "$build/bench/serving" --daemon "$build/exl3-daemon" --backend cuda --memory device --private 8,16 --pin -o "$out/serving_$gpu.csv"
