@@ -83,14 +83,15 @@ struct exl3_sched_key {
 	const void *key;
 	uint32_t merge_class;
 	uint64_t seen_ns;
-	uint64_t think_ns; /* mean time that its clients take between the answer before it and it */
-	bool board;        /* a step of a decoder begins here: trains are put together here */
-	bool last;         /* the one before that */
+	uint64_t
+		think; /* mean time that its clients take before it, in 64ths of what they take on average */
+	bool board; /* a step of a decoder begins here: trains are put together here */
 	/* Of a board key: means over a step (a launch of 1, 2, 3..4, 5..8, 9..16, 17..32 items; 0: unknown),
 	 * then who is about to come. */
 	uint64_t launch_ns[EXL3_TRAIN_SIZES], overlap_ns[EXL3_TRAIN_SIZES], gap_ns, step_ns;
-	uint32_t cycle;         /* items of a step */
-	uint64_t tail_until_ns; /* when the last of those is expected */
+	uint32_t cycle;                      /* items of a step */
+	const struct exl3_sched_key *before; /* the last of them, before the next step */
+	uint64_t tail_until_ns;              /* when the last of those is expected */
 	uint32_t tail, tail_epoch;
 };
 

@@ -83,6 +83,8 @@ void exl3_steps_forget(struct exl3_sched_flow *flow);
 bool exl3_steps_is_step(const struct exl3_sched_item *item);
 /* Has the flow walked a whole step, or come to where steps of others begin? */
 bool exl3_steps_is_decoder(const struct exl3_sched_flow *flow);
+/* Is an item of that key, the flow's last one, the last of its step? The flow is a decoder. */
+bool exl3_steps_is_last(const struct exl3_sched_flow *flow, const struct exl3_sched_key *k);
 /* The flow's step has ended; it is expected at its board key for a while. */
 void exl3_steps_tail_enter(struct exl3_sched *s, struct exl3_sched_flow *flow);
 /* Flows that are expected at a board key. */

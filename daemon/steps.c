@@ -4,8 +4,9 @@
 
 #include <string.h>
 
-#define CYCLE_MIN    4u          /* shorter ones meet by themselves */
-#define CYCLE_MAX    16384u      /* until an anchor is given up */
+#define CYCLE_MIN    4u     /* shorter ones meet by themselves */
+#define CYCLE_MAX    16384u /* until an anchor is given up */
+#define THINK_MAX    6400u
 #define THINK_NS_MAX 20000000ull /* longer pauses say nothing about the next one */
 #define WAIT_NS_MIN  10000ull    /* what timing is good for */
 
@@ -154,12 +155,17 @@ static void end_step(struct exl3_sched *s, struct exl3_sched_flow *flow, struct 
 	flow->late_ns = 0;
 }
 
+static bool thinks_longer(const struct exl3_sched_key *a, const struct exl3_sched_key *b)
+{
+	return a->think > b->think + b->think / 2;
+}
+
 /* Of all keys of the cycle that has just been closed, the step begins where clients think longest. */
 static struct exl3_sched_key *elect(struct exl3_sched_flow *flow, struct exl3_sched_key *k)
 {
 	struct exl3_sched_key *best = flow->best;
 
-	if (best && best != k && best->think_ns > k->think_ns + k->think_ns / 2 + 1000) {
+	if (best && best != k && thinks_longer(best, k)) {
 		k->board = false;
 		best->board = true;
 		return best;
@@ -173,17 +179,13 @@ static void learn_board(struct exl3_sched *s, struct exl3_sched_flow *flow,
 {
 	struct exl3_sched_key *old = flow->board;
 
-	if (flow->last)
-		flow->last->last = true;
 	tail_leave(flow);
 	if (old == k) {
+		k->before = flow->last ? flow->last : k->before;
 		end_step(s, flow, k, gap_ns);
 		if (elect(flow, k) != k)
 			flow->steps = 0; /* steps are counted anew, from the other one */
 	} else {
-		/* Two board keys in one cycle: one of them too many. */
-		if (old && old->board && flow->steps == 0 && old->think_ns <= k->think_ns)
-			old->board = false;
 		flow->steps = 0;
 	}
 	begin_step(s, flow, k);
@@ -202,13 +204,18 @@ void exl3_steps_learn(struct exl3_sched *s, struct exl3_sched_flow *flow,
 		return;
 	}
 	k = exl3_steps_key(s, item);
-	if (idle && gap < THINK_NS_MAX)
-		k->think_ns = exl3_mean(k->think_ns, gap, 4);
+	if (idle && gap < THINK_NS_MAX && flow->gap_ns)
+		k->think = exl3_mean(k->think, exl3_least(64 * gap / flow->gap_ns, THINK_MAX), 4);
+	/* Two board keys in one cycle: one is too many, unless they are of two models. */
+	if (k->board && flow->board && flow->board != k && flow->board->board) {
+		if (thinks_longer(k, flow->board))
+			flow->board->board = false;
+		else if (thinks_longer(flow->board, k))
+			k->board = false;
+	}
 	if (k->board) {
 		learn_board(s, flow, k, gap);
 	} else {
-		if (flow->last && flow->last->last)
-			flow->last->last = false;
 		if (flow->board && !flow->board->board)
 			forget(flow, item);
 		if (!flow->board && (!flow->anchor || flow->step_items > CYCLE_MAX))
@@ -216,7 +223,7 @@ void exl3_steps_learn(struct exl3_sched *s, struct exl3_sched_flow *flow,
 		else if (!flow->board && flow->anchor == item->key && flow->step_items &&
 			 elect(flow, k) == k)
 			begin_step(s, flow, k); /* else it begins at the other one */
-		if (!flow->best || k->think_ns > flow->best->think_ns)
+		if (!flow->best || k->think > flow->best->think)
 			flow->best = k;
 		if (idle && gap < THINK_NS_MAX) {
 			flow->step_gap_ns += gap;
@@ -234,6 +241,13 @@ bool exl3_steps_is_decoder(const struct exl3_sched_flow *flow)
 	const struct exl3_sched_key *board = flow->board;
 
 	return board && board->board && (flow->steps ? flow->cycle : board->cycle) >= CYCLE_MIN;
+}
+
+bool exl3_steps_is_last(const struct exl3_sched_flow *flow, const struct exl3_sched_key *k)
+{
+	/* Its key alone does not tell: attention of all layers has the same one. */
+	return k == flow->board->before &&
+	       flow->step_items == (flow->steps ? flow->cycle : flow->board->cycle);
 }
 
 void exl3_steps_forget(struct exl3_sched_flow *flow)

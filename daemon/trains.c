@@ -221,7 +221,7 @@ void exl3_trains_ended(struct exl3_sched *s, struct exl3_sched_flow *flow,
 	    !exl3_steps_is_step(item))
 		return;
 	k = exl3_steps_key(s, item);
-	if (k->last) {
+	if (exl3_steps_is_last(flow, k)) {
 		train_leave(s, flow);
 		exl3_steps_tail_enter(s, flow);
 	} else if (t) {

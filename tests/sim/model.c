@@ -122,6 +122,13 @@ static void note_ready(struct sim *m, struct client *c)
 	}
 }
 
+static const char *key_of(const struct sim *m, const struct client *c)
+{
+	bool same = m->cfg->repeat && c->at % m->cfg->repeat == 1;
+
+	return &module_names[c->cfg->model][same ? MODULES - 1 : c->at];
+}
+
 static void push(struct sim *m, struct client *c)
 {
 	struct request *r = &c->slot[c->number % AHEAD_MAX];
@@ -136,7 +143,7 @@ static void push(struct sim *m, struct client *c)
 		r->item.more = r->slices > 1;
 		r->item.cost_ns = c->cfg->slice_ns;
 	} else {
-		r->item.key = &module_names[c->cfg->model][c->at];
+		r->item.key = key_of(m, c);
 		r->item.cost_ns = m->cfg->launch_ns;
 		c->at = (c->at + 1) % m->cfg->modules;
 	}

@@ -37,7 +37,8 @@ struct sim_config {
 	enum sim_mode mode;
 	uint32_t nr_clients;
 	struct sim_client client[SIM_CLIENTS_MAX];
-	uint32_t modules;            /* of a step */
+	uint32_t modules; /* of a step */
+	uint32_t repeat;  /* each so many-th of them is one and the same; 0: all differ */
 	uint64_t launch_ns, hand_ns; /* S of one row, R */
 	double slope;                /* more per row: S(r) = S (1 + (r - 1) slope) */
 	double spread;               /* modules differ by +- this part of S */

@@ -238,6 +238,23 @@ static void a_client_stops(void **state)
 	}
 }
 
+/* Attention of all layers has one key: a step is found all the same. */
+static void keys_that_repeat(void **state)
+{
+	struct sim_config cfg;
+
+	(void)state;
+	for (uint32_t repeat = 2; repeat < 6; repeat++) {
+		sim_defaults(&cfg, 8);
+		cfg.repeat = repeat;
+		cfg.modules = 120; /* the last one is not of them */
+		cfg.run_ns = 2000000000;
+		cfg.warm_ns = 1000000000;
+		check_at_least("repeated keys", rate(&cfg, SIM_TRAINS),
+			       3.4 * rate(&cfg, SIM_UNMERGED));
+	}
+}
+
 /* Newcomers get on when they come to a station, whoever is under way. */
 static void clients_come(void **state)
 {
@@ -418,12 +435,19 @@ static void random_traces(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		test_case(rates),          test_case(trains_are_what_merges),
-		test_case(a_slow_client),  test_case(different_step_times),
-		test_case(several_models), test_case(hiccups),
-		test_case(short_pauses),   test_case(a_client_stops),
-		test_case(clients_come),   test_case(prefill_beside_decode),
-		test_case(weights),        test_case(priorities),
+		test_case(rates),
+		test_case(trains_are_what_merges),
+		test_case(a_slow_client),
+		test_case(different_step_times),
+		test_case(keys_that_repeat),
+		test_case(several_models),
+		test_case(hiccups),
+		test_case(short_pauses),
+		test_case(a_client_stops),
+		test_case(clients_come),
+		test_case(prefill_beside_decode),
+		test_case(weights),
+		test_case(priorities),
 		test_case(random_traces),
 	};
 
