@@ -216,6 +216,11 @@ bool exl3_channels_turn(struct exl3_dispatch *d, uint64_t now_ns)
 
 	for (struct exl3_channel *ch = d->polled.head; ch; ch = next) {
 		next = ch->next;
+		if (next) {
+			exl3_sq_prefetch_entry(&next->ring);
+			if (next->next)
+				exl3_sq_prefetch(&next->next->ring);
+		}
 		any |= channel_turn(ch, now_ns);
 	}
 	return any;

@@ -90,6 +90,7 @@ struct exl3_sched_key {
 	 * then who is about to come. */
 	uint64_t launch_ns[EXL3_TRAIN_SIZES], overlap_ns[EXL3_TRAIN_SIZES], gap_ns, step_ns;
 	uint32_t cycle;                      /* items of a step */
+	uint64_t alone_ns;      /* when a flow last closed a cycle with it that had no other board key */
 	const struct exl3_sched_key *before; /* the last of them, before the next step */
 	uint64_t tail_until_ns;              /* when the last of those is expected */
 	uint32_t tail, tail_epoch;

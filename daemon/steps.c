@@ -6,6 +6,7 @@
 
 #define CYCLE_MIN    4u     /* shorter ones meet by themselves */
 #define CYCLE_MAX    16384u /* until an anchor is given up */
+#define ALONE_NS_MAX 500000000ull /* who was the only board key of a cycle so lately stays one */
 #define THINK_MAX    6400u
 #define THINK_NS_MAX 20000000ull /* longer pauses say nothing about the next one */
 #define WAIT_NS_MIN  10000ull    /* what timing is good for */
@@ -160,6 +161,15 @@ static bool thinks_longer(const struct exl3_sched_key *a, const struct exl3_sche
 	return a->think > b->think + b->think / 2;
 }
 
+/* Two board keys in one cycle: one is too many, unless they are of two models that others use singly. */
+static void resolve(const struct exl3_sched *s, struct exl3_sched_key *old, struct exl3_sched_key *k)
+{
+	if (thinks_longer(old, k))
+		k->board = false;
+	else if (thinks_longer(k, old) || s->now_ns - old->alone_ns > ALONE_NS_MAX)
+		old->board = false;
+}
+
 /* Of all keys of the cycle that has just been closed, the step begins where clients think longest. */
 static struct exl3_sched_key *elect(struct exl3_sched_flow *flow, struct exl3_sched_key *k)
 {
@@ -182,6 +192,7 @@ static void learn_board(struct exl3_sched *s, struct exl3_sched_flow *flow,
 	tail_leave(flow);
 	if (old == k) {
 		k->before = flow->last ? flow->last : k->before;
+		k->alone_ns = s->now_ns;
 		end_step(s, flow, k, gap_ns);
 		if (elect(flow, k) != k)
 			flow->steps = 0; /* steps are counted anew, from the other one */
@@ -206,13 +217,8 @@ void exl3_steps_learn(struct exl3_sched *s, struct exl3_sched_flow *flow,
 	k = exl3_steps_key(s, item);
 	if (idle && gap < THINK_NS_MAX && flow->gap_ns)
 		k->think = exl3_mean(k->think, exl3_least(64 * gap / flow->gap_ns, THINK_MAX), 4);
-	/* Two board keys in one cycle: one is too many, unless they are of two models. */
-	if (k->board && flow->board && flow->board != k && flow->board->board) {
-		if (thinks_longer(k, flow->board))
-			flow->board->board = false;
-		else if (thinks_longer(flow->board, k))
-			k->board = false;
-	}
+	if (k->board && flow->board && flow->board != k && flow->board->board)
+		resolve(s, flow->board, k);
 	if (k->board) {
 		learn_board(s, flow, k, gap);
 	} else {

@@ -311,6 +311,23 @@ static void count(struct exl3_sched *s, const struct exl3_train *t, struct censu
 	}
 }
 
+/* Trains of its kind under way that are worth a place: stragglers must not keep a full train waiting. */
+static uint32_t count_large(struct exl3_sched *s, const struct exl3_train *t, uint32_t share)
+{
+	uint32_t nr = 0;
+
+	for (unsigned i = 0, left = s->nr_trains; left && i < EXL3_TRAINS_MAX; i++) {
+		const struct exl3_train *o = &s->trains[i];
+
+		if (!o->nr)
+			continue;
+		left--;
+		nr += !o->boarding && o->board == t->board && o->level == t->level &&
+		      2 * o->nr >= share;
+	}
+	return nr;
+}
+
 /* May a train that is boarding go? Else *@wake_ns is when to look again. */
 static bool departs(struct exl3_sched *s, const struct exl3_train *t, uint64_t *wake_ns)
 {
@@ -333,7 +350,7 @@ static bool departs(struct exl3_sched *s, const struct exl3_train *t, uint64_t *
 	*wake_ns = until;
 	if (!station) /* between stations: only if nobody needs the room who waits at one */
 		return c.same + (c.stations || expected > 0) < room;
-	if (c.same >= room)
+	if (c.same >= room && count_large(s, t, share) >= room)
 		return false;
 	if (t->nr >= share || t->nr >= s->merge_max || !expected)
 		return true;
@@ -475,7 +492,7 @@ static const struct exl3_sched_item *majority(const struct exl3_train *t)
 static void charge_late(struct exl3_sched *s, struct exl3_train *t)
 {
 	const struct exl3_sched_key *board = t->board;
-	uint64_t sum = 0, on_time, each;
+	uint64_t sum = 0, on_time, each, overlap;
 	struct exl3_sched_flow *next;
 
 	if (t->nr < 2 || s->launches || t->nr_ready < t->nr)
@@ -483,9 +500,12 @@ static void charge_late(struct exl3_sched *s, struct exl3_train *t)
 	for (struct exl3_sched_flow *f = t->ready; f; f = f->next)
 		sum += f->ready_ns - t->since_ns;
 	on_time = exl3_most(t->since_ns + sum / t->nr_ready, s->idle_ns);
-	/* What it costs to serve him alone: nothing where the device has room for another train. */
-	each = exl3_steps_launch(board, t->nr);
-	each = each > board->gap_ns ? exl3_most(each / 8, each - board->gap_ns) : each / 8;
+	/* What serving him alone would cost the others; and a quarter of a launch, as clients that are served one
+	 * after the other do not come in at once. */
+	each = exl3_steps_launch(board, t->nr) / 4;
+	overlap = exl3_steps_overlap(board, t->nr);
+	if (overlap > board->gap_ns)
+		each = exl3_most(each, overlap - board->gap_ns);
 	for (struct exl3_sched_flow *f = t->ready; f; f = next) {
 		next = f->next;
 		if (f->ready_ns <= on_time)
