@@ -243,7 +243,7 @@ GPU_HOST := $(if $(wildcard $(CUDA_INC)/cuda_fp16.h),$(wildcard tests/gpu/host_*
 $(BUILD)/tests/gpu/host_%: tests/gpu/host_%.cc $(wildcard kernels/cuda/*.cuh kernels/cuda/*.h tests/gpu/*.h)
 	$(call say,CXX,$<)
 	@mkdir -p $(@D)
-	$(Q)$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -Wno-attributes \
+	$(Q)$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -Wno-attributes -Wno-maybe-uninitialized \
 		-DEXL3_EMULATE -I. -isystem $(CUDA_INC) -o $@ $<
 
 # ---- goals -----------------------------------------------------------------------------------
