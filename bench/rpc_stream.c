@@ -140,14 +140,16 @@ struct work {
 	exl3_ref x, y[STREAMS];
 };
 
-static int start_cuda(struct work *w)
+/* The clients of an MPS server share some 128 hardware queues; who wants more than are left gets no context. */
+static int start_cuda(struct work *w, unsigned nr)
 {
+	const char *queues = nr == 1 ? "32" : nr == 4 ? "16" : nr == 16 ? "6" : "2";
 	static const char *const names[] = {"cuInit",          "cuDeviceGet",    "cuDevicePrimaryCtxRetain",
 					    "cuCtxSetCurrent", "cuStreamCreate", "cuStreamSynchronize"};
 	void *lib, *ctx, *fn;
 	int dev;
 
-	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+	setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues, 1);
 	lib = dlopen("libcuda.so.1", RTLD_NOW);
 	for (size_t i = 0; lib && i < 6; i++) {
 		fn = dlsym(lib, names[i]);
@@ -161,7 +163,7 @@ static int start_cuda(struct work *w)
 	return 0;
 }
 
-static int open_all(const struct options *o, bool mps, struct work *w, char *error, size_t size)
+static int open_all(const struct options *o, bool mps, unsigned nr, struct work *w, char *error, size_t size)
 {
 	struct exl3_arena *arena;
 	struct exl3_model *m;
@@ -172,7 +174,7 @@ static int open_all(const struct options *o, bool mps, struct work *w, char *err
 		snprintf(error, size, "the client is %sin the MPS server: %.200s", mps ? "not " : "", exl3_last_error());
 		return -1;
 	}
-	if (start_cuda(w) < 0) {
+	if (start_cuda(w, nr) < 0) {
 		snprintf(error, size, "CUDA does not start");
 		return -1;
 	}
@@ -238,12 +240,12 @@ static int run_phase(struct work *w, struct per_client *me, unsigned phase, unsi
 }
 
 /* Runs in a child. */
-static int client_main(const struct options *o, unsigned nth, bool mps)
+static int client_main(const struct options *o, unsigned nth, unsigned nr, bool mps)
 {
 	struct per_client *me = &shared->client[nth];
 	struct work w = {0};
 
-	if (open_all(o, mps, &w, me->error, sizeof(me->error)) == 0) {
+	if (open_all(o, mps, nr, &w, me->error, sizeof(me->error)) == 0) {
 		unsigned phase = 0;
 
 		/* Without MPS each call may be a turn of the GPU: short batches, or they would never end. */
@@ -321,7 +323,7 @@ static void measure(const struct options *o, struct bench_file *f, unsigned nr, 
 			die("fork: %m");
 		if (pids[i] == 0) {
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
-			_exit(client_main(o, i, mps));
+			_exit(client_main(o, i, nr, mps));
 		}
 	}
 	if (exl3_connect_flags(o->socket, "rpc_stream", EXL3_CONNECT_NO_ENV, &c) < 0)

@@ -329,7 +329,9 @@ EXL3_API int exl3_call(struct exl3_channel *ch, struct exl3_cqe *ret);
  * be used: exl3_stream_error() after synchronising says so.
  * Returns 0, -EOPNOTSUPP (the stream is being captured into a graph: that needs a plan), -ESTALE, -EINVAL, -EIO
  * (CUDA refused), -ENOTRECOVERABLE, -ENODEV. Threads as for the channel. A stream that waits takes a hardware
- * queue: a program with many such streams should set CUDA_DEVICE_MAX_CONNECTIONS=32 before it starts CUDA.
+ * queue, of which a process has 8 (2 under MPS): streams that share one wait for each other.
+ * CUDA_DEVICE_MAX_CONNECTIONS=32, set before CUDA is started, gives a program with many such streams more; the
+ * clients of an MPS server together have some 128, and who wants more than are left gets no context.
  * exl3_channel_free() and exl3_close() let waiting streams go on and then wait for the context's work to end.
  */
 #define EXL3_STREAM_HOST ((void *)-1)

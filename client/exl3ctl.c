@@ -158,7 +158,9 @@ int ctl_error(enum ctl_exit code, const char *fmt, ...)
 int ctl_failed(const struct ctl *c)
 {
 	/* A channel may end a moment before the connection does. */
-	bool lost = exl3_client_err()->code == -ESTALE || !exl3_alive(c->client);
+	int code = exl3_client_err()->code;
+	/* A failed device is an answer, though its worker leaves right after it. */
+	bool lost = code == -ESTALE || (code != -EIO && !exl3_alive(c->client));
 
 	return ctl_error(lost ? CTL_LOST : CTL_REFUSED, "%s", exl3_last_error());
 }
