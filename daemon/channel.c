@@ -253,6 +253,20 @@ static void publish(struct exl3_channel *ch)
 	}
 }
 
+/* An answer often brings the next request: the wait for it begins now. */
+void exl3_channel_answered(struct exl3_channel *ch, uint64_t now_ns)
+{
+	ch->last_ns = now_ns;
+	if (ch->where == EXL3_CH_DORMANT && spin_budget(ch))
+		poll_again(ch);
+}
+
+void exl3_channel_answer(struct exl3_channel *ch, const struct exl3_cqe *cqe)
+{
+	exl3_cq_post(&ch->ring, cqe);
+	publish(ch);
+}
+
 void exl3_channels_publish(struct exl3_dispatch *d)
 {
 	uint64_t now = exl3_now_ns();
@@ -266,10 +280,7 @@ void exl3_channels_publish(struct exl3_dispatch *d)
 			continue;
 		}
 		publish(ch);
-		/* An answer often brings the next request: the wait for it begins now. */
-		ch->last_ns = now;
-		if (ch->where == EXL3_CH_DORMANT && spin_budget(ch))
-			poll_again(ch);
+		exl3_channel_answered(ch, now);
 	}
 }
 
@@ -397,8 +408,8 @@ int exl3_channel_open(struct exl3_dispatch *d, const struct exl3_channel_options
 		.deterministic = d->deterministic,
 	};
 	for (uint32_t i = 0; i < d->nr_lanes; i++)
-		ch->env.kernels[i] =
-			(struct exl3_check_kernels){d->lanes[i].ops->kernels, d->lanes[i].nr_kernels};
+		ch->env.kernels[i] = (struct exl3_check_kernels){d->lanes[i].ops->kernels,
+								 d->lanes[i].nr_kernels};
 	ch->last_ns = exl3_now_ns();
 	move(ch, EXL3_CH_POLLED);
 	fds[0] = ch->segment->fd;

@@ -14,11 +14,9 @@
 
 /* ---- completions ---- */
 
-static void post(struct exl3_channel *ch, uint8_t op, uint64_t user_data, int result,
-		 uint64_t detail, uint64_t exec_ns)
+/* A request of the channel has this result; the client need not know yet. */
+static void count_result(struct exl3_channel *ch, uint8_t op, int result)
 {
-	const struct exl3_cqe cqe = {
-		.user_data = user_data, .result = result, .detail = detail, .exec_ns = exec_ns};
 	struct exl3_dispatch *d = ch->d;
 
 	d->counters.requests++;
@@ -28,6 +26,15 @@ static void post(struct exl3_channel *ch, uint8_t op, uint64_t user_data, int re
 		ch->counters->errors += result < 0;
 	}
 	exl3_account_answer(ch, op, result);
+}
+
+static void post(struct exl3_channel *ch, uint8_t op, uint64_t user_data, int result,
+		 uint64_t detail, uint64_t exec_ns)
+{
+	const struct exl3_cqe cqe = {
+		.user_data = user_data, .result = result, .detail = detail, .exec_ns = exec_ns};
+
+	count_result(ch, op, result);
 	if (ch->closed || ch->failed)
 		return; /* nobody reads it, and a broken ring is not written any more */
 	exl3_cq_post(&ch->ring, &cqe);
@@ -130,7 +137,7 @@ void exl3_dispatch_release(struct exl3_channel *ch)
 }
 
 /* The request has ended, however: unpinned, answered, its slot free again. */
-static void finish(struct exl3_request *req, int result, uint64_t detail, uint64_t exec_ns)
+static void end(struct exl3_request *req, int result)
 {
 	struct exl3_channel *ch = req->ch;
 
@@ -154,6 +161,13 @@ static void finish(struct exl3_request *req, int result, uint64_t detail, uint64
 	}
 	if (req->stream)
 		exl3_words_end(ch, req->seq, result);
+}
+
+static void finish(struct exl3_request *req, int result, uint64_t detail, uint64_t exec_ns)
+{
+	struct exl3_channel *ch = req->ch;
+
+	end(req, result);
 	post(ch, req->c.op, req->user_data, result, detail, exec_ns);
 	exl3_dispatch_release(ch);
 }
@@ -232,7 +246,8 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 		return;
 	}
 	stream = sqe->flags & EXL3_STREAM;
-	if (sqe->op == EXL3_OP_NOP && !stream && !ch->flow.queued && !ch->flow.running && !ch->held.queued) {
+	if (sqe->op == EXL3_OP_NOP && !stream && !ch->flow.queued && !ch->flow.running &&
+	    !ch->held.queued) {
 		post(ch, sqe->op, sqe->user_data, 0, EXL3_DETAIL_NONE, 0);
 		return;
 	}
@@ -328,28 +343,52 @@ static void learn(struct exl3_lane *lane, const struct exl3_launch *l, uint64_t 
  * used again. */
 static void complete(struct exl3_lane *lane, struct exl3_launch *l, int result, uint64_t exec_ns)
 {
+	struct exl3_cqe cqe[EXL3_LAUNCH_ITEMS_MAX];
+	bool ended[EXL3_LAUNCH_ITEMS_MAX], told[EXL3_LAUNCH_ITEMS_MAX];
+	uint64_t now_ns = exl3_now_ns();
 	uint32_t nr = l->nr;
 
 	exl3_lane_ended(lane, l);
+	/* Those who wait hear of it first: all that follows takes longer than they need for their next request.
+	 * Words of streams have their own order. */
+	for (uint32_t i = 0; i < nr; i++) {
+		struct exl3_request *req = (struct exl3_request *)l->items[i];
+		struct exl3_channel *ch = req->ch;
+		/* Only then is the backend done with what it writes there. */
+		uint64_t skipped = result == 0 ? l->skipped[i] : 0;
+
+		ended[i] = !exl3_slice_ended(req, result, skipped, exec_ns);
+		cqe[i] = (struct exl3_cqe){
+			.user_data = req->user_data,
+			.result = result == 0 && req->item.more ? -ECANCELED : result,
+			.detail = result == -EOPNOTSUPP ? EXL3_DETAIL_KERNEL : EXL3_DETAIL_NONE,
+			.exec_ns = req->exec_ns};
+		if (cqe[i].result == 0)
+			cqe[i].detail = req->skipped;
+		told[i] = ended[i] && !req->stream && !ch->closed && !ch->failed;
+		if (told[i])
+			exl3_channel_answer(ch, &cqe[i]);
+	}
 	if (result == 0)
 		learn(lane, l, exec_ns);
 	exl3_sched_done(&lane->sched, l->items, nr, exec_ns);
 	for (uint32_t i = 0; i < nr; i++) {
 		struct exl3_request *req = (struct exl3_request *)l->items[i];
 		struct exl3_channel *ch = req->ch;
-		uint64_t detail = result == -EOPNOTSUPP ? EXL3_DETAIL_KERNEL : EXL3_DETAIL_NONE;
-		/* Only then is the backend done with what it writes there. */
-		uint64_t skipped = result == 0 ? l->skipped[i] : 0;
 
-		if (exl3_slice_ended(req, result, skipped, exec_ns)) {
+		if (!ended[i]) {
 			exl3_slice_plan(req, &lane->pace, lane->d->chunk_ns);
 			exl3_sched_again(&lane->sched, &req->item);
 			continue;
 		}
-		if (result == 0 && req->item.more)
-			finish(req, -ECANCELED, detail, req->exec_ns);
-		else
-			finish(req, result, result == 0 ? req->skipped : detail, req->exec_ns);
+		if (told[i]) {
+			end(req, cqe[i].result);
+			count_result(ch, req->c.op, cqe[i].result);
+			exl3_channel_answered(ch, now_ns);
+			exl3_dispatch_release(ch);
+		} else {
+			finish(req, cqe[i].result, cqe[i].detail, cqe[i].exec_ns);
+		}
 		exl3_channel_try_free(ch);
 	}
 	l->nr = 0;
@@ -439,7 +478,8 @@ static void device_failed(struct exl3_lane *lane, int code)
 	if (lane->d->metrics)
 		exl3_metric_add(&lane->d->metrics->device_faults, 1);
 	errno = -code;
-	exl3_errf(&lane->d->lost, code, "device %u is lost (%m)", (unsigned)(lane - lane->d->lanes));
+	exl3_errf(&lane->d->lost, code, "device %u is lost (%m)",
+		  (unsigned)(lane - lane->d->lanes));
 	exl3_err("%s: running requests fail, new ones are refused", lane->d->lost.text);
 	fail_queued(lane);
 	/* "All work failed": nothing of it comes back through poll(). */
@@ -615,7 +655,8 @@ int exl3_dispatch_add_device(struct exl3_dispatch *d, const struct exl3_backend_
 	exl3_pace_init(&lane->pace, strcmp(ops->name, "cpu") != 0);
 	fd = ops->event_fd(dev);
 	rc = fd < 0 ? 0
-		    : exl3_watch_add(d->loop, fd, POLLIN, EXL3_WATCH_EDGE, on_device, d, &lane->watch);
+		    : exl3_watch_add(d->loop, fd, POLLIN, EXL3_WATCH_EDGE, on_device, d,
+				     &lane->watch);
 	if (rc < 0) {
 		free(lane->launches);
 		return exl3_errf(err, rc, "dispatch: out of memory");

@@ -163,6 +163,10 @@ struct exl3_dispatch {
 /* channel.c */
 bool exl3_channels_turn(struct exl3_dispatch *d, uint64_t now_ns);
 void exl3_channel_touch(struct exl3_channel *ch);
+/* A completion that the client shall see at once. The channel is neither closed nor failed. */
+void exl3_channel_answer(struct exl3_channel *ch, const struct exl3_cqe *cqe);
+/* It was: perhaps the channel is looked at again now. After all that the completion means for others. */
+void exl3_channel_answered(struct exl3_channel *ch, uint64_t now_ns);
 void exl3_channel_try_free(struct exl3_channel *ch);
 void exl3_channels_publish(struct exl3_dispatch *d);
 void exl3_channels_on_muted(void *arg);
