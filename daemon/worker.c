@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 #define MESSAGES_PER_TURN 16  /* of the supervisor, then clients get their turn */
-#define RELAX             16  /* pauses between two looks of a spinning loop */
+#define RELAX             4  /* pauses between two looks of a spinning loop */
 
 /* ---- supervisor ---- */
 
