@@ -80,14 +80,13 @@ int exl3_verb_close_channel(struct exl3_call *c)
 /* ---- arenas ---- */
 
 /* A descriptor that a client sends may be anything. Sealed, so that no access ends in a signal; of
- * ordinary pages, as huge ones come from a pool that can be empty when a page is touched; with all its
- * pages, as holes may have been punched. */
+ * ordinary pages, as huge ones come from a pool that can be empty when a page is touched. */
 static int check_arena_fd(int fd, size_t bytes, struct exl3_error *err)
 {
 	const int size_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 	struct stat st;
 	struct statfs fs;
-	int rc, seals = fcntl(fd, F_GET_SEALS), flags = fcntl(fd, F_GETFL);
+	int seals = fcntl(fd, F_GET_SEALS), flags = fcntl(fd, F_GETFL);
 
 	if (seals < 0 || flags < 0 || fstat(fd, &st) < 0 || fstatfs(fd, &fs) < 0 ||
 	    !S_ISREG(st.st_mode) || fs.f_type != TMPFS_MAGIC)
@@ -97,12 +96,6 @@ static int check_arena_fd(int fd, size_t bytes, struct exl3_error *err)
 	if (st.st_size < 0 || (uint64_t)st.st_size != bytes)
 		return exl3_errf(err, -EINVAL, "arena: %lld bytes were sent, announced were %zu",
 				 (long long)st.st_size, bytes);
-	do
-		rc = fallocate(fd, 0, 0, st.st_size) < 0 ? -errno : 0;
-	while (rc == -EINTR);
-	if (rc < 0)
-		return exl3_errf(err, rc == -ENOSPC ? -ENOMEM : rc,
-				 "arena: no memory for %zu bytes: %s", bytes, strerror(-rc));
 	return 0;
 }
 

@@ -257,7 +257,8 @@ struct exl3_backend_ops {
 	int (*arena_new)(struct exl3_dev *dev, size_t bytes, struct exl3_arena **ret,
 			 struct exl3_error *err);
 	/* Maps an arena that an earlier worker made, from its fd (takes the fd on success). @fd is checked:
-	 * a memfd of @bytes, whole pages, sealed in size, all there. Optional. */
+	 * a memfd of @bytes, whole pages, sealed in size. It may have holes: they are filled, but only if all of
+	 * it is allowed. Optional. */
 	int (*arena_adopt)(struct exl3_dev *dev, int fd, size_t bytes, struct exl3_arena **ret,
 			   struct exl3_error *err);
 	struct exl3_arena *(*arena_free)(struct exl3_arena *arena); /* after the last work on it */

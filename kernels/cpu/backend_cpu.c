@@ -76,8 +76,9 @@ static void memory_state(const struct exl3_dev *dev, uint64_t *total, uint64_t *
 /* Of all devices of this backend: the limit is one for the machine. */
 static _Atomic uint64_t held_bytes;
 
-/* Refuses before anything is moved: over the configured limit, or more than the machine has. */
-static int check_memory(const struct exl3_dev *dev, const char *what, size_t bytes,
+/* Refuses before anything is moved: over the configured limit, or more than the machine has. @there: bytes of
+ * it that are in memory already. */
+static int check_memory(const struct exl3_dev *dev, const char *what, size_t bytes, size_t there,
 			struct exl3_error *err)
 {
 	uint64_t held = atomic_load(&held_bytes), total, available;
@@ -90,10 +91,10 @@ static int check_memory(const struct exl3_dev *dev, const char *what, size_t byt
 			(unsigned long long)(held > dev->memory_max ? 0 : dev->memory_max - held),
 			(unsigned long long)dev->memory_max);
 	memory_state(dev, &total, &available);
-	if (available && bytes > available)
+	if (available && bytes - there > available)
 		return exl3_errf(err, -ENOMEM,
 				 "cpu: %s needs %zu bytes, but the machine has %llu available",
-				 what, bytes, (unsigned long long)available);
+				 what, bytes - there, (unsigned long long)available);
 	return 0;
 }
 
@@ -177,7 +178,7 @@ static int cpu_slab_new(struct exl3_dev *dev, size_t bytes, struct exl3_slab **r
 	bytes = page_round(bytes ? bytes : 1);
 	if (!slab)
 		return exl3_errf(err, -ENOMEM, "cpu: out of memory");
-	code = check_memory(dev, "a model's weight slab", bytes, err);
+	code = check_memory(dev, "a model's weight slab", bytes, 0, err);
 	if (code)
 		return code;
 	slab->dev = dev;
@@ -322,7 +323,7 @@ static int cpu_arena_new(struct exl3_dev *dev, size_t bytes, struct exl3_arena *
 	bytes = page_round(bytes ? bytes : 1);
 	if (!arena)
 		return exl3_errf(err, -ENOMEM, "cpu: out of memory");
-	code = check_memory(dev, "an arena", bytes, err);
+	code = check_memory(dev, "an arena", bytes, 0, err);
 	if (code)
 		return code;
 	arena->dev = dev;
@@ -340,14 +341,27 @@ static int cpu_arena_adopt(struct exl3_dev *dev, int fd, size_t bytes, struct ex
 			   struct exl3_error *err)
 {
 	exl3_auto(exl3_freep) struct exl3_arena *arena = calloc(1, sizeof(*arena));
+	struct stat st;
+	size_t there;
 	int code;
 
 	if (!arena)
 		return exl3_errf(err, -ENOMEM, "cpu: out of memory");
-	/* Its pages are there: against the limit only, not against what the machine has left. */
-	if (dev->memory_max && (dev->slab_bytes + dev->arena_bytes > dev->memory_max ||
-				bytes > dev->memory_max - dev->slab_bytes - dev->arena_bytes))
-		return check_memory(dev, "an arena", bytes, err);
+	if (fstat(fd, &st) < 0)
+		return exl3_errf(err, -errno, "cpu: an adopted arena: %m");
+	there = (uint64_t)st.st_blocks * 512 < bytes ? (size_t)st.st_blocks * 512 : bytes;
+	code = check_memory(dev, "an arena", bytes, there, err);
+	if (code)
+		return code;
+	/* Holes may have been punched; from here on it takes what it says. */
+	do
+		code = fallocate(fd, 0, 0, (off_t)bytes) < 0 ? errno : 0;
+	while (code == EINTR);
+	if (code) {
+		errno = code;
+		return exl3_errf(err, code == ENOSPC ? -ENOMEM : -code,
+				 "cpu: no memory for an arena of %zu bytes: %m", bytes);
+	}
 	code = map_shared(dev, fd, bytes, PROT_READ | PROT_WRITE, &arena->host_ptr);
 	if (code)
 		return exl3_errf(err, code, "cpu: cannot map an adopted arena: %m");
@@ -355,7 +369,7 @@ static int cpu_arena_adopt(struct exl3_dev *dev, int fd, size_t bytes, struct ex
 	arena->bytes = bytes;
 	arena->fd = fd;
 	arena->dev_ptr = arena->host_ptr;
-	dev->arena_bytes += bytes;
+	hold(&dev->arena_bytes, bytes);
 	*ret = exl3_take_ptr(&arena);
 	return 0;
 }

@@ -432,6 +432,12 @@ int exl3_cuda_arena_adopt(struct exl3_dev *dev, int fd, size_t bytes, struct exl
 
 	if (code)
 		return code;
+	do
+		code = fallocate(fd, 0, 0, (off_t)bytes) < 0 ? -errno : 0;
+	while (code == -EINTR);
+	if (code)
+		return exl3_errf(err, code == -ENOSPC ? -ENOMEM : code, "arena: no memory for %zu bytes",
+				 bytes);
 	arena = (struct exl3_arena *)calloc(1, sizeof(*arena));
 	if (!arena)
 		return exl3_errf(err, -ENOMEM, "arena: out of memory");

@@ -3,6 +3,7 @@
  * adopt.c - a client that claims to come back, with descriptors and numbers that no worker gave it.
  *
  * usage: adopt SOCKET MODEL MODULE
+ *        adopt SOCKET BYTES          more than memory-max
  * Exit status 0: what is no arena was refused, what is one keeps its contents and its number.
  */
 #include "tests/integration/raw.h"
@@ -165,10 +166,48 @@ static void handles(const char *model)
 	}
 }
 
+static void free_buffer(uint32_t id)
+{
+	RAW_REQUEST(req, free_buffer, FREE_BUFFER, Exl3__FreeBuffer body = EXL3__FREE_BUFFER__INIT);
+
+	body.buffer = id;
+	exl3__reply__free_unpacked(raw_call_ok(sock, &req, NULL, NULL), NULL);
+}
+
+/* What the daemon may not hold is refused before it takes any memory, and what came and went counts no more. */
+static int limits(const char *path, uint64_t too_much)
+{
+	struct stat st;
+	uint32_t id;
+	int fd, code;
+
+	sock = raw_connect(path);
+	raw_hello(sock, "adopt");
+	fd = memfd(0, too_much, SIZE_SEALS);
+	code = adopt(&fd, 1, too_much, 0, NULL);
+	if (code != -ENOMEM)
+		raw_die("more than memory-max: code %d", code);
+	if (fstat(fd, &st) < 0 || st.st_blocks)
+		raw_die("what was refused takes %lld blocks", (long long)st.st_blocks);
+	close(fd);
+	for (int i = 0; i < 20; i++) {
+		fd = memfd(0, BYTES, SIZE_SEALS);
+		code = adopt(&fd, 1, BYTES, 1u << 10 | 3, &id);
+		if (code)
+			raw_die("arena %d that was let go again: code %d", i, code);
+		close(fd);
+		free_buffer(id);
+	}
+	close(sock);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
+	if (argc == 3)
+		return limits(argv[1], strtoull(argv[2], NULL, 10));
 	if (argc != 4) {
-		fprintf(stderr, "usage: adopt SOCKET MODEL MODULE\n");
+		fprintf(stderr, "usage: adopt SOCKET MODEL MODULE | SOCKET BYTES\n");
 		return 2;
 	}
 	sock = raw_connect(argv[1]);

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 
+import test_hostile as hostile
 from harness import WAIT, check, equal, wait_for
 
 MODEL, MODULE = "tiny-llama", "model.layers.0.mlp.down_proj"
@@ -81,4 +82,15 @@ def test_adopted_memory_is_checked(env):
     before = d.settled()
     rc, out, err = env.run(env.program("tests/integration/adopt"), d.sock, MODEL, "model.layers.0.mlp.down_proj")
     equal(rc, 0, f"adopt ({out.strip()} {err.strip()})")
+    d.wait_held(before, "after adopt")
+
+
+def test_adopted_memory_counts(env):
+    """Memory that comes back with its client counts against memory-max as all other: no more than that, no longer."""
+    d = env.daemon((f"layers={env.model('layers')}",), ["--memory-max", "32M"])
+    hostile.neighbour(env, d, "before")
+    before = d.settled()
+    rc, out, err = env.run(env.program("tests/integration/adopt"), d.sock, str(1 << 30))
+    equal(rc, 0, f"adopt ({out.strip()} {err.strip()})")
+    hostile.neighbour(env, d, "after arenas that came back and went")
     d.wait_held(before, "after adopt")
