@@ -325,6 +325,8 @@ static void no_words(struct session *s)
 	Exl3__RegisterBuffer buffer = EXL3__REGISTER_BUFFER__INIT;
 	Exl3__Request req = EXL3__REQUEST__INIT;
 	struct exl3_channel *big;
+	struct exl3_arena *none;
+	uint32_t call;
 	uint8_t handle[64] = {0};
 	int e;
 
@@ -357,6 +359,15 @@ static void no_words(struct session *s)
 	e = exl3_client_call(s->client, &req, EXL3__REPLY__BODY_ARENA, WAIT_NS, NULL, NULL, 0);
 	if (e != -EOPNOTSUPP || !strstr(exl3_last_error(), "take an arena"))
 		die("GPU memory registered with a cpu: %d", e);
+	/* No driver here, or no context in this thread: nothing of it is left behind. */
+	if (exl3_arena_new_device(s->client, 4096, &none) >= 0 ||
+	    exl3_memory_register(s->client, s->x, 4096, &none) >= 0)
+		die("GPU memory without CUDA");
+	if (exl3_nop_stream(s->ch, NULL, &call) >= 0)
+		die("a CUDA stream without CUDA");
+	call = nop(s->ch);
+	exl3_stream_ready(s->ch, call);
+	expect(s->ch, call, 0, "after a stream that is none");
 }
 
 static void refused(struct session *s)
