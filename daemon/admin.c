@@ -176,10 +176,28 @@ static void drop(struct conn *c, const char *name)
 	say_error(c, &err);
 }
 
+bool exl3_admin_hands_over(const struct exl3_admin *admin)
+{
+	for (unsigned i = 0; admin && i < EXL3_ADMIN_MAX; i++) {
+		if (admin->conns[i].takeover.state != EXL3_TAKEOVER_NONE)
+			return true;
+	}
+	return false;
+}
+
 static void takeover(struct conn *c, const char *version)
 {
 	struct exl3_error err;
 
+	/* Whoever takes over serves as soon as we are gone: one, or there would be two. */
+	if (c->admin->ops.leaving(c->admin->ops.arg) || exl3_admin_hands_over(c->admin)) {
+		exl3_errf(&err, -EBUSY, "%s",
+			  exl3_admin_hands_over(c->admin) ? "another daemon is taking over already"
+							  : "this daemon is about to end: start without "
+							    "--takeover when it has");
+		say_error(c, &err);
+		return;
+	}
 	if (strcmp(version, EXL3_TAKEOVER_VERSION) != 0) {
 		exl3_errf(&err, -EOPNOTSUPP,
 			  "this daemon hands over in version " EXL3_TAKEOVER_VERSION

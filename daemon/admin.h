@@ -29,6 +29,8 @@ struct exl3_admin;
 struct exl3_admin_ops {
 	/* Another daemon has everything and its workers serve: may clients be its from now on? If so, they are. */
 	bool (*hand_over)(void *arg);
+	/* Is this daemon on its way out, so that there is nothing to take over any more? */
+	bool (*leaving)(void *arg);
 	void *arg;
 };
 
@@ -37,6 +39,8 @@ struct exl3_admin_ops {
 int exl3_admin_new(struct exl3_loop *loop, const struct exl3_listener *listener,
 		   struct exl3_share *share, const struct exl3_admin_ops *ops,
 		   struct exl3_admin **ret, struct exl3_error *err);
+/* Another daemon has our listening socket, or is about to get it: the paths are not ours alone. */
+bool exl3_admin_hands_over(const struct exl3_admin *admin);
 /* @remove: its path too; not if that is another daemon's by now. NULL allowed. */
 struct exl3_admin *exl3_admin_free(struct exl3_admin *admin, bool remove);
 

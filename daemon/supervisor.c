@@ -82,9 +82,16 @@ static void tell_systemd_status(const struct supervisor *s)
 
 static bool hand_over(void *arg);
 
+static bool leaving(void *arg)
+{
+	const struct supervisor *s = arg;
+
+	return s->draining;
+}
+
 static void open_admin(struct supervisor *s)
 {
-	const struct exl3_admin_ops ops = {.hand_over = hand_over, .arg = s};
+	const struct exl3_admin_ops ops = {.hand_over = hand_over, .leaving = leaving, .arg = s};
 	struct exl3_error err;
 
 	if (exl3_admin_new(s->loop, &s->listener, &s->share, &ops, &s->admin, &err) < 0)
@@ -607,16 +614,19 @@ static int start(struct supervisor *s, bool takeover, struct exl3_error *err)
 
 static void finish(struct supervisor *s)
 {
+	/* A socket that we have handed over or are about to, or have not been given yet, is another daemon's:
+	 * its paths stay. */
+	bool others = s->handed_over || s->takeover_sock >= 0 || exl3_admin_hands_over(s->admin);
+
 	for (uint32_t i = 0; i < s->nr_domains; i++) {
 		if (s->domains[i].worker) /* only if the start has failed */
 			kill(s->domains[i].worker, SIGKILL);
 		exl3_domain_fini(&s->domains[i]);
 	}
 	exl3_domains_mps_fini(&s->all);
-	/* One that we have handed over, or have not been given yet, is another daemon's: its path stays. */
-	s->listener.inherited |= s->handed_over || s->takeover_sock >= 0;
+	s->listener.inherited |= others;
 	if (s->loop) {
-		s->admin = exl3_admin_free(s->admin, !s->handed_over);
+		s->admin = exl3_admin_free(s->admin, !others);
 		exl3_timer_cancel(s->loop, &s->takeover_timer);
 		exl3_timer_cancel(s->loop, &s->listen_timer);
 		exl3_timer_cancel(s->loop, &s->beat);

@@ -13,7 +13,9 @@
  *   old: "go": it accepts nobody any more, its clients have a moment, then it drains and leaves
  *
  * The listening socket is open in one of them at any time, so nobody who connects is refused. Until "go"
- * nothing has changed for the old daemon: if the new one goes away, it goes on.
+ * nothing has changed for the old daemon: if the new one goes away, it goes on. If the old one ends before
+ * "go", the new one serves in its place. So there is one new daemon at a time: others get "error TEXT", as all
+ * do while the old one drains.
  */
 #ifndef EXL3_DAEMON_TAKEOVER_H
 #define EXL3_DAEMON_TAKEOVER_H

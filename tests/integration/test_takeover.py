@@ -103,6 +103,58 @@ def test_nothing_to_take_over(env):
     check("no daemon to take over from" in new.log(), new.log())
 
 
+def ask_for_all(d):
+    """What a new daemon does until "end"; returns the connection, the listening socket and the last packet."""
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.settimeout(20)
+    s.connect(d.sock + ".admin")
+    s.send(b"takeover 1")
+    listener = None
+    while True:
+        data, fds, _, _ = socket.recv_fds(s, 20000, 16)
+        for fd in fds:
+            if data.startswith(b"listen") and not listener:
+                listener = socket.socket(fileno=fd)
+            else:
+                os.close(fd)
+        if not data or data == b"end" or data.startswith(b"error"):
+            return s, listener, data
+
+
+def test_one_at_a_time(env):
+    """A second one that would take over is told so: of two that wait, both would serve when the old one has gone."""
+    d = env.daemon(("layers",))
+    first, listener, data = ask_for_all(d)
+    equal(data, b"end", "what the first one gets")
+    second, none, data = ask_for_all(d)
+    check(data.startswith(b"error ") and b"already" in data and not none, f"the second one gets {data}")
+    third = take_over(env, d, "layers")
+    equal(third.wait_exit(), 1, "status of a third one")
+    check("taking over already" in third.log(), third.log())
+    for s in (first, listener, second):
+        s.close()
+    new = take_over(env, d, "layers")  # nobody takes over any more
+    equal(d.wait_exit(), 0, "status of the old daemon")
+    equal(new.status()["supervisor_pid"], new.proc.pid, "who serves")
+
+
+def test_old_daemon_ends_meanwhile(env):
+    """Told to end while another one takes over: its sockets' paths are there for the other one."""
+    d = env.daemon(("layers",))
+    s, listener, data = ask_for_all(d)
+    equal(data, b"end", "what the new one gets")
+    equal(d.stop(), 0, "status of the old daemon")
+    equal(s.recv(100), b"", "the end of the connection")
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client.connect(d.sock)  # somebody holds the socket and will serve
+    listener.settimeout(20)
+    listener.accept()[0].close()
+    for c in (client, s, listener):
+        c.close()
+    new = env.daemon(("layers",), sock=d.sock)  # what is left behind is in nobody's way
+    equal(new.status()["supervisor_pid"], new.proc.pid, "who serves")
+
+
 def test_client_that_stays(env):
     """A long-lived client of the old daemon gets some time, then it is told to connect again."""
     d = env.daemon(("layers",))
