@@ -539,6 +539,7 @@ int main(int argc, char **argv)
 		kill(daemons[i].pid, SIGTERM);
 		waitpid(daemons[i].pid, NULL, 0);
 	}
+	write_file(&o, argc, argv, status.device); /* what there is, if the rest should fail */
 	for (unsigned i = 0; i < o.nr_private; i++) {
 		spawn(&o, o.private[i], false, pids);
 		measure(&o, o.private[i], "private", NULL, 0);
