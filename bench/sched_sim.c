@@ -22,7 +22,7 @@ int main(int argc, char **argv)
 	int o;
 
 	sim_defaults(&cfg, SIM_CLIENTS_MAX);
-	while ((o = getopt(argc, argv, "S:R:C:T:m:s:d:x:r:n:t:p:N:P:")) != -1) {
+	while ((o = getopt(argc, argv, "S:R:C:T:m:s:d:x:r:n:t:p:N:P:l:")) != -1) {
 		double v = atof(optarg ? optarg : "");
 
 		switch (o) {
@@ -50,6 +50,9 @@ int main(int argc, char **argv)
 			break;
 		case 'x':
 			slow = (uint32_t)v;
+			break;
+		case 'l':
+			cfg.serial_ns = (uint64_t)(v * 1000);
 			break;
 		case 'N':
 			cfg.noise = v;

@@ -44,6 +44,7 @@ struct sim {
 	struct launch queue[64]; /* on the device, the first one runs */
 	uint32_t head, nr;
 	uint64_t ends_ns; /* of the first one */
+	uint64_t loop_ns; /* until when the loop is busy */
 	uint64_t now_ns, rng, launches, decode_launches, decode_rows, busy_ns;
 	float *samples;
 	uint64_t nr_samples;
@@ -166,7 +167,11 @@ static void plan(struct sim *m, struct client *c)
 		ns += (double)m->cfg->tail_ns * (0.5 + uniform(m));
 	if (k->hiccup_ppm && uniform(m) * 1e6 < k->hiccup_ppm)
 		ns += (double)k->hiccup_ns;
-	c->next_ns = m->now_ns + (uint64_t)ns;
+	/* The loop answers one after the other, and takes the requests that come back likewise. */
+	if (m->loop_ns < m->now_ns)
+		m->loop_ns = m->now_ns;
+	m->loop_ns += 2 * m->cfg->serial_ns;
+	c->next_ns = m->loop_ns + (uint64_t)ns;
 	if (k->stop_ns && c->next_ns >= k->stop_ns && !c->stopped) {
 		c->stopped = true;
 		c->next_ns = k->pause_ns ? k->stop_ns + k->pause_ns : NEVER;

@@ -40,11 +40,13 @@ struct sim_config {
 	uint32_t modules; /* of a step */
 	uint32_t repeat;  /* each so many-th of them is one and the same; 0: all differ */
 	uint64_t launch_ns, hand_ns; /* S of one row, R */
-	double slope;                /* more per row: S(r) = S (1 + (r - 1) slope) */
-	double spread;               /* modules differ by +- this part of S */
-	double jitter;               /* of think_ns */
-	double noise;                /* launches take up to this part of S longer, uniformly */
-	uint32_t spike_ppm;          /* and of a million so many ten times as long */
+	uint64_t
+		serial_ns; /* the worker's loop, for each answer and each request, one after the other */
+	double slope;      /* more per row: S(r) = S (1 + (r - 1) slope) */
+	double spread;      /* modules differ by +- this part of S */
+	double jitter;      /* of think_ns */
+	double noise;       /* launches take up to this part of S longer, uniformly */
+	uint32_t spike_ppm; /* and of a million so many ten times as long */
 	uint64_t tail_ns;
 	uint32_t depth; /* launches on the device */
 	uint32_t merge_max;
