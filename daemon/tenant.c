@@ -9,16 +9,19 @@
 
 /* ---- tokens ---- */
 
-void exl3_tokens_set(struct exl3_tokens *t, uint64_t per_second, uint64_t burst)
-{
-	t->interval_ns = per_second ? 1000000000u / per_second : 0;
-	t->burst = burst ? burst : (per_second + 9) / 10;
-}
-
 /* Time that the missing tokens need. */
 static uint64_t owed_ns(const struct exl3_tokens *t, uint64_t now_ns)
 {
 	return t->until_ns > now_ns ? t->until_ns - now_ns : 0;
+}
+
+void exl3_tokens_set(struct exl3_tokens *t, uint64_t per_second, uint64_t burst, uint64_t now_ns)
+{
+	uint64_t missing = t->interval_ns ? (owed_ns(t, now_ns) + t->interval_ns - 1) / t->interval_ns : 0;
+
+	t->interval_ns = per_second ? 1000000000u / per_second : 0;
+	t->burst = burst ? burst : (per_second + 9) / 10;
+	t->until_ns = now_ns + (missing < t->burst ? missing : t->burst) * t->interval_ns;
 }
 
 uint32_t exl3_tokens_there(const struct exl3_tokens *t, uint64_t now_ns)
@@ -50,13 +53,13 @@ uint64_t exl3_tokens_when(const struct exl3_tokens *t, uint64_t now_ns)
 
 /* ---- policy ---- */
 
-static void use_conf(struct exl3_tenant *t)
+static void use_conf(struct exl3_tenant *t, uint64_t now_ns)
 {
 	for (uint32_t i = 0; i < EXL3_DEVICES_MAX; i++) {
 		t->sched[i].weight = (uint32_t)t->conf.weight;
 		t->sched[i].priority = (uint32_t)t->conf.priority;
 	}
-	exl3_tokens_set(&t->tokens, t->conf.per_second, t->conf.burst);
+	exl3_tokens_set(&t->tokens, t->conf.per_second, t->conf.burst, now_ns);
 }
 
 static struct exl3_tenant *find(const struct exl3_policy *p, const char *name)
@@ -137,7 +140,7 @@ static void retire(struct exl3_policy *p, const struct staged *staged, size_t nr
 }
 
 /* All are there: they become the list, in their order, before those that are retired. */
-static void commit(struct exl3_policy *p, struct staged *staged, size_t nr)
+static void commit(struct exl3_policy *p, struct staged *staged, size_t nr, uint64_t now_ns)
 {
 	struct exl3_tenant **tail, *old, *t;
 
@@ -165,7 +168,7 @@ static void commit(struct exl3_policy *p, struct staged *staged, size_t nr)
 			exl3_config_tenant_fini(&t->conf);
 		}
 		t->conf = staged[i].conf;
-		use_conf(t);
+		use_conf(t, now_ns);
 		*tail = t;
 		tail = &t->next;
 		p->fallback = t; /* the last one */
@@ -190,7 +193,8 @@ static uint32_t survivors(const struct exl3_policy *p, const struct staged *stag
 	return n;
 }
 
-int exl3_policy_apply(struct exl3_policy *p, const struct exl3_config *cfg, struct exl3_error *err)
+int exl3_policy_apply(struct exl3_policy *p, const struct exl3_config *cfg, uint64_t now_ns,
+		      struct exl3_error *err)
 {
 	static const struct exl3_config_tenant nothing; /* without a name: the default one */
 	const struct exl3_config_tenant *fallback = &nothing;
@@ -222,7 +226,7 @@ int exl3_policy_apply(struct exl3_policy *p, const struct exl3_config *cfg, stru
 		unstage(staged, nr);
 		return rc;
 	}
-	commit(p, staged, nr);
+	commit(p, staged, nr, now_ns);
 	return 0;
 }
 

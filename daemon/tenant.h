@@ -32,7 +32,8 @@ struct exl3_tokens {
 	uint64_t until_ns;           /* when all tokens taken so far will have come in again */
 };
 
-void exl3_tokens_set(struct exl3_tokens *t, uint64_t per_second, uint64_t burst);
+/* Tokens that are missing stay missing, but come in at the new rate. */
+void exl3_tokens_set(struct exl3_tokens *t, uint64_t per_second, uint64_t burst, uint64_t now_ns);
 /* Tokens there now; UINT32_MAX: no limit. */
 uint32_t exl3_tokens_there(const struct exl3_tokens *t, uint64_t now_ns);
 /* @nr: no more than there are. */
@@ -81,7 +82,8 @@ struct exl3_policy {
  * that stop new things only. Returns 0, -ENOMEM or -EDQUOT (too many, retired ones that are in use among them);
  * then nothing was changed.
  */
-int exl3_policy_apply(struct exl3_policy *p, const struct exl3_config *cfg, struct exl3_error *err);
+int exl3_policy_apply(struct exl3_policy *p, const struct exl3_config *cfg, uint64_t now_ns,
+		      struct exl3_error *err);
 /* Nothing is held any more. */
 void exl3_policy_fini(struct exl3_policy *p);
 

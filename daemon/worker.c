@@ -150,7 +150,7 @@ static void reload_policy(struct exl3_worker *w)
 	struct exl3_peer *next;
 	struct exl3_error err;
 
-	if (exl3_policy_apply(&w->policy, w->cfg, &err) < 0) {
+	if (exl3_policy_apply(&w->policy, w->cfg, exl3_now_ns(), &err) < 0) {
 		exl3_err("reload: %s; the policy is as before", err.text);
 		return;
 	}
@@ -576,7 +576,7 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 	if (rc < 0)
 		return rc;
 	exl3_worker_metrics_start(w);
-	rc = exl3_policy_apply(&w->policy, w->cfg, err);
+	rc = exl3_policy_apply(&w->policy, w->cfg, exl3_now_ns(), err);
 	if (rc < 0)
 		return rc;
 	set_ready(w);

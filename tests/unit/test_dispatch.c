@@ -1099,7 +1099,7 @@ static struct exl3_tenant *rig_tenant(struct exl3_policy *p, const char *conf)
 	struct exl3_error err;
 
 	test_code(exl3_config_parse_string(conf, &cfg, &err), 0, &err);
-	test_code(exl3_policy_apply(p, &cfg, &err), 0, &err);
+	test_code(exl3_policy_apply(p, &cfg, exl3_now_ns(), &err), 0, &err);
 	exl3_config_fini(&cfg);
 	return exl3_policy_match(p, &who);
 }

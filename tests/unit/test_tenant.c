@@ -18,7 +18,7 @@ static void apply(struct exl3_policy *p, const char *text, int want)
 	struct exl3_config cfg = parse(text);
 	struct exl3_error err;
 
-	test_code(exl3_policy_apply(p, &cfg, &err), want, &err);
+	test_code(exl3_policy_apply(p, &cfg, 1000000000000, &err), want, &err);
 	exl3_config_fini(&cfg);
 }
 
@@ -150,11 +150,11 @@ static void tokens(void **state)
 	uint32_t taken = 0;
 
 	(void)state;
-	exl3_tokens_set(&t, 0, 0);
+	exl3_tokens_set(&t, 0, 0, now);
 	assert_int_equal(exl3_tokens_there(&t, now), UINT32_MAX);
 	exl3_tokens_take(&t, 1000, now);
 	assert_int_equal(exl3_tokens_when(&t, now), now);
-	exl3_tokens_set(&t, 1000, 5); /* one per millisecond */
+	exl3_tokens_set(&t, 1000, 5, now); /* one per millisecond */
 	assert_int_equal(exl3_tokens_there(&t, now), 5);
 	exl3_tokens_take(&t, 3, now);
 	assert_int_equal(exl3_tokens_there(&t, now), 2);
@@ -176,10 +176,51 @@ static void tokens(void **state)
 	}
 	assert_in_range(taken, 9990, 10005);
 	/* By default a tenth of a second's, and one at least. */
-	exl3_tokens_set(&t, 1000, 0);
+	exl3_tokens_set(&t, 1000, 0, now);
 	assert_int_equal(t.burst, 100);
-	exl3_tokens_set(&t, 3, 0);
+	exl3_tokens_set(&t, 3, 0, now);
 	assert_int_equal(t.burst, 1);
+}
+
+/* A reload changes the rate while tokens are missing: so many are missing still, the time is another one. */
+static void tokens_at_another_rate(void **state)
+{
+	struct exl3_tokens t = {0};
+	uint64_t now = 1000000000000;
+
+	(void)state;
+	exl3_tokens_set(&t, 1, 60, now);
+	exl3_tokens_take(&t, 60, now);
+	exl3_tokens_set(&t, 1000, 100, now);
+	assert_int_equal(exl3_tokens_there(&t, now), 40);
+	exl3_tokens_take(&t, 40, now);
+	assert_int_equal(exl3_tokens_when(&t, now), now + 1000000);
+	/* A smaller burst: none, never less than none. */
+	exl3_tokens_set(&t, 1000, 1, now);
+	assert_int_equal(exl3_tokens_there(&t, now), 0);
+	assert_int_equal(exl3_tokens_when(&t, now), now + 1000000);
+	exl3_tokens_set(&t, 2, 5, now); /* and slower: what is missing is no gift */
+	assert_int_equal(exl3_tokens_there(&t, now), 4);
+	exl3_tokens_set(&t, 0, 0, now);
+	assert_int_equal(exl3_tokens_there(&t, now), UINT32_MAX);
+	exl3_tokens_set(&t, 5, 5, now);
+	assert_int_equal(exl3_tokens_there(&t, now), 5);
+}
+
+/* The same of a policy. */
+static void rate_after_a_reload(void **state)
+{
+	struct exl3_policy p = {0};
+	uint64_t now = 1000000000000; /* as in apply() */
+	struct exl3_tenant *t;
+
+	(void)state;
+	apply(&p, "[tenant a]\nusers = 5\nrequests-per-second = 1\nburst = 3600\n", 0);
+	t = match(&p, 5, 5, 0, NULL);
+	exl3_tokens_take(&t->tokens, 3600, now);
+	apply(&p, "[tenant a]\nusers = 5\nrequests-per-second = 10000\n", 0);
+	assert_in_range(exl3_tokens_when(&t->tokens, now), now, now + 1000000000);
+	exl3_policy_fini(&p);
 }
 
 static void limits(void **state)
@@ -293,6 +334,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		test_case(the_first_that_matches), test_case(wrong_sections),
 		test_case(settings_go_to_workers), test_case(tokens),
+		test_case(tokens_at_another_rate), test_case(rate_after_a_reload),
 		test_case(limits),		   test_case(a_policy_that_changes),
 		test_case(cgroup_of_a_file),
 	};
