@@ -148,15 +148,46 @@ static uint64_t make_model(const struct serving_options *o)
 	return bytes;
 }
 
-/* Daemons keep the first two processors, clients have the others: on a machine with room for that. */
+/* The processors that share a core with @cpu, itself among them. */
+static void core_of(int cpu, cpu_set_t *set)
+{
+	char path[128], text[256] = "";
+	FILE *f;
+
+	CPU_ZERO(set);
+	CPU_SET(cpu, set);
+	snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list",
+		 cpu);
+	f = fopen(path, "re");
+	if (f && fgets(text, sizeof(text), f))
+		for (char *at = text; *at >= '0' && *at <= '9';) {
+			long from = strtol(at, &at, 10),
+			     to = *at == '-' ? strtol(at + 1, &at, 10) : from;
+
+			for (; from <= to && from < CPU_SETSIZE; from++)
+				CPU_SET((int)from, set);
+			at += *at == ',';
+		}
+	if (f)
+		fclose(f);
+}
+
+/* Daemons keep a processor each of the first two cores, clients have the other cores. */
 static void pin(bool is_daemon)
 {
 	long nr = sysconf(_SC_NPROCESSORS_ONLN);
-	cpu_set_t set;
+	cpu_set_t first, second, set;
+	int other = 1;
 
+	core_of(0, &first);
+	while (other < nr - 1 && CPU_ISSET(other, &first))
+		other++;
+	core_of(other, &second);
 	CPU_ZERO(&set);
-	for (int i = is_daemon ? 0 : 2; i < (is_daemon ? 2 : nr); i++)
-		CPU_SET(i, &set);
+	for (int i = 0; i < nr; i++)
+		if (is_daemon ? i == 0 || i == other
+			      : !CPU_ISSET(i, &first) && !CPU_ISSET(i, &second))
+			CPU_SET(i, &set);
 	if (sched_setaffinity(0, sizeof(set), &set) < 0)
 		die("sched_setaffinity: %m");
 }
@@ -401,7 +432,7 @@ static void write_file(const struct serving_options *o, int argc, char **argv, c
 	getloadavg(&load, 1);
 	snprintf(machine, sizeof(machine), "%s, %ld processors%s", device,
 		 sysconf(_SC_NPROCESSORS_ONLN),
-		 o->pin ? ", daemons on 2 of them, clients on the others" : "");
+		 o->pin ? ", daemons on one of each of two cores, clients on the other cores" : "");
 	snprintf(ceilings, sizeof(ceilings),
 		 "one client unmerged: S %.2f us, R %.2f us, C %.2f us, tail %u us +- 50 %%",
 		 alone ? alone->launch_us : 0, alone ? alone->handover_us : 0,

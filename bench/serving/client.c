@@ -44,7 +44,7 @@ static int call(struct serving_decoder *d, uint32_t module, uint64_t *exec_ns)
 {
 	struct connection *me = &((struct client *)d->arg)->to[d->mode];
 	/* More clients than processors: waiting gives way to others. */
-	const bool crowded = (long)d->active + 2 > sysconf(_SC_NPROCESSORS_ONLN);
+	const bool crowded = d->crowded;
 	struct exl3_sqe *sqe = exl3_sq_get(me->ch);
 	struct exl3_cqe cqe;
 	int e;

@@ -5,6 +5,7 @@
 #include "shm/ring.h"
 #include "shm/util.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -83,6 +84,7 @@ static int decode(struct serving_decoder *d)
 
 int serving_decode(struct serving_decoder *d, unsigned nth)
 {
+	cpu_set_t cpus;
 	int e = 0;
 
 	d->rng = (nth + 1) * 0x9e3779b97f4a7c15ull;
@@ -92,6 +94,8 @@ int serving_decode(struct serving_decoder *d, unsigned nth)
 			usleep(2000);
 		d->mode = d->shared->mode;
 		d->active = d->shared->active;
+		d->crowded = sched_getaffinity(0, sizeof(cpus), &cpus) == 0 &&
+			     d->active > (uint32_t)CPU_COUNT(&cpus) - (d->o->pin ? 0 : 2);
 		if (nth < d->active) {
 			e = decode(d);
 			__atomic_fetch_add(&d->shared->finished, 1, __ATOMIC_SEQ_CST);

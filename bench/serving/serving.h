@@ -68,6 +68,7 @@ struct serving_decoder {
 	int (*call)(struct serving_decoder *d, uint32_t module, uint64_t *exec_ns);
 	void *arg;
 	uint32_t mode, active; /* of the present cell */
+	bool crowded;          /* more decoders than processors */
 };
 int serving_decode(struct serving_decoder *d, unsigned nth);
 
