@@ -314,6 +314,7 @@ void exl3_sched_push(struct exl3_sched *s, struct exl3_sched_flow *flow,
 		     struct exl3_sched_item *item)
 {
 	assert(item->state == EXL3_ITEM_IDLE);
+	item->known = NULL; /* the slot may have been used with another scheduler */
 	if (s->trains_on)
 		exl3_steps_learn(s, flow, item);
 	account_enter(s, flow);

@@ -55,6 +55,7 @@ struct exl3_sched_item {
 	bool more;            /* rows are left after that slice: exl3_sched_again() follows */
 	bool fence;           /* no launch: done as soon as everything before it is done */
 	uint8_t state;        /* enum exl3_item_state */
+	struct exl3_sched_key *known; /* the scheduler's: of its key, or of another one that took its place */
 	/* The scheduler's, while RUNNING. */
 	uint32_t launch_rows, launch_items; /* of its whole launch */
 	uint64_t flight_ns, charged_ns; /* its part of exl3_sched.cost_ns; what its tenant paid */

@@ -71,10 +71,10 @@ void exl3_choices_add(struct exl3_choices *all, const struct exl3_choice *c);
 /* steps.c */
 
 /* What is known of an item's key; made if need be. NULL: no key. */
-struct exl3_sched_key *exl3_steps_key(struct exl3_sched *s, const struct exl3_sched_item *item);
+struct exl3_sched_key *exl3_steps_key(struct exl3_sched *s, struct exl3_sched_item *item);
 /* An item was queued: what it says about its flow's steps. Before it is placed. */
 void exl3_steps_learn(struct exl3_sched *s, struct exl3_sched_flow *flow,
-		      const struct exl3_sched_item *item);
+		      struct exl3_sched_item *item);
 /* One of its items has ended. */
 void exl3_steps_ended(struct exl3_sched *s, struct exl3_sched_flow *flow,
 		      const struct exl3_sched_item *item, uint64_t exec_ns);
@@ -103,7 +103,7 @@ void exl3_trains_forget(struct exl3_sched *s, struct exl3_sched_flow *flow);
 void exl3_trains_started(struct exl3_sched *s, struct exl3_sched_flow *flow);
 /* An item of its has ended. */
 void exl3_trains_ended(struct exl3_sched *s, struct exl3_sched_flow *flow,
-		       const struct exl3_sched_item *item, uint64_t exec_ns);
+		       struct exl3_sched_item *item, uint64_t exec_ns);
 /* Adds the trains that may go. Drops members that are overdue; sets wake_ns to when it would add others. */
 void exl3_trains_look(struct exl3_sched *s, struct exl3_choices *all);
 /* Should a long launch leave the device to a train that is about to come and has used less? */

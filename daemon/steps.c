@@ -15,14 +15,12 @@
 
 #define WAYS 8u
 
-struct exl3_sched_key *exl3_steps_key(struct exl3_sched *s, const struct exl3_sched_item *item)
+static struct exl3_sched_key *find_key(struct exl3_sched *s, const struct exl3_sched_item *item)
 {
 	uint64_t hash =
 		((uint64_t)(uintptr_t)item->key + item->merge_class) * 0x9e3779b97f4a7c15ull;
 	struct exl3_sched_key *set, *oldest;
 
-	if (!item->key)
-		return NULL;
 	set = oldest = &s->keys[(hash >> 40) % (EXL3_SCHED_KEYS / WAYS) * WAYS];
 	for (unsigned i = 0; i < WAYS; i++) {
 		struct exl3_sched_key *k = &set[i];
@@ -40,6 +38,16 @@ struct exl3_sched_key *exl3_steps_key(struct exl3_sched *s, const struct exl3_sc
 	oldest->merge_class = item->merge_class;
 	oldest->seen_ns = s->now_ns;
 	return oldest;
+}
+
+struct exl3_sched_key *exl3_steps_key(struct exl3_sched *s, struct exl3_sched_item *item)
+{
+	if (!item->key)
+		return NULL;
+	if (!item->known || item->known->key != item->key ||
+	    item->known->merge_class != item->merge_class)
+		item->known = find_key(s, item);
+	return item->known;
 }
 
 /* ---- steps ---- */
@@ -203,7 +211,7 @@ static void learn_board(struct exl3_sched *s, struct exl3_sched_flow *flow,
 }
 
 void exl3_steps_learn(struct exl3_sched *s, struct exl3_sched_flow *flow,
-		      const struct exl3_sched_item *item)
+		      struct exl3_sched_item *item)
 {
 	bool idle = !flow->queued && !flow->running && flow->done_ns;
 	uint64_t gap = idle ? s->now_ns - flow->done_ns : 0;

@@ -209,7 +209,7 @@ static uint64_t patience(const struct exl3_train *t)
 }
 
 void exl3_trains_ended(struct exl3_sched *s, struct exl3_sched_flow *flow,
-		       const struct exl3_sched_item *item, uint64_t exec_ns)
+		       struct exl3_sched_item *item, uint64_t exec_ns)
 {
 	struct exl3_train *t = flow->train;
 	struct exl3_sched_key *k;
