@@ -181,6 +181,9 @@ static int call_verb(struct exl3_call *c)
 				 "%s: only root, the daemon's own user (uid %d) and tenants with "
 				 "admin = yes may do that, not %s",
 				 verb->name, (int)geteuid(), c->peer->tenant->conf.name);
+	/* Its next connection is the other daemon's. */
+	if (verb->flags & NOT_DRAIN && c->w->draining && c->w->leaving)
+		exl3_peer_disconnect(c->peer, "another daemon serves from now on");
 	if (verb->flags & NOT_DRAIN && c->w->draining)
 		return exl3_errf(&c->err, -ESHUTDOWN, "%s: the daemon is draining", verb->name);
 	return verb->fn(c);

@@ -538,8 +538,8 @@ bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns)
 	exl3_lanes_turn(d, now_ns);
 	for (uint32_t i = 0; i < d->nr_lanes; i++)
 		exl3_sched_tick(&d->lanes[i].sched, now_ns);
-	any = d->waiting && exl3_gates_turn(d, now_ns);
-	any |= exl3_channels_turn(d, now_ns);
+	any = !d->leaving && d->waiting && exl3_gates_turn(d, now_ns);
+	any |= !d->leaving && exl3_channels_turn(d, now_ns);
 	for (uint32_t i = 0; i < d->nr_lanes; i++) {
 		any |= poll_device(&d->lanes[i]);
 		any |= expire(&d->lanes[i].sched, now_ns);
@@ -565,7 +565,7 @@ bool exl3_dispatch_may_sleep(struct exl3_dispatch *d, uint64_t now_ns, uint64_t 
 	bool spin = now_ns - d->last_ns < d->spin_ns && !exl3_dispatch_needs_cpu(d);
 
 	/* Polled channels arm themselves when their spin budget is used up. */
-	if (d->polled.head || d->dirty)
+	if ((d->polled.head && !d->leaving) || d->dirty)
 		return false;
 	*until_ns = exl3_lanes_until(d, now_ns);
 	if (d->held.next_deadline < *until_ns)
@@ -582,7 +582,7 @@ bool exl3_dispatch_may_sleep(struct exl3_dispatch *d, uint64_t now_ns, uint64_t 
 		if (spin || !lane->ops->wake_arm(lane->dev))
 			return false;
 	}
-	if (d->waiting && exl3_gates_until(d, now_ns) < *until_ns)
+	if (!d->leaving && d->waiting && exl3_gates_until(d, now_ns) < *until_ns)
 		*until_ns = exl3_gates_until(d, now_ns);
 	return exl3_words_may_sleep(d, now_ns, until_ns);
 }
@@ -706,6 +706,11 @@ void exl3_dispatch_set_chunk(struct exl3_dispatch *d, uint64_t chunk_ns)
 void exl3_dispatch_drain(struct exl3_dispatch *d)
 {
 	d->draining = true;
+}
+
+void exl3_dispatch_leave(struct exl3_dispatch *d)
+{
+	d->draining = d->leaving = true;
 }
 
 bool exl3_dispatch_busy(const struct exl3_dispatch *d)

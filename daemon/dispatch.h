@@ -73,6 +73,9 @@ void exl3_dispatch_set_chunk(struct exl3_dispatch *d, uint64_t chunk_ns);
 void exl3_dispatch_set_slack(struct exl3_dispatch *d, uint64_t slack_ns);
 /* From now on new requests complete with -ESHUTDOWN; accepted ones finish. */
 void exl3_dispatch_drain(struct exl3_dispatch *d);
+/* From now on new requests stay in their rings, for whoever their clients connect to next; accepted ones
+ * finish. */
+void exl3_dispatch_leave(struct exl3_dispatch *d);
 /* Is anything accepted and not complete? */
 bool exl3_dispatch_busy(const struct exl3_dispatch *d);
 

@@ -154,6 +154,7 @@ struct exl3_dispatch {
 	uint32_t nr_channels; /* not freed yet */
 	uint64_t hash_key[2]; /* the clients do not know it */
 	bool deterministic, draining, trains;
+	bool leaving; /* takes no more entries */
 	struct exl3_counters counters;
 	struct exl3_metrics *metrics; /* borrowed; NULL: none */
 	void (*buffer_free)(void *arg, struct exl3_buffer *buf);

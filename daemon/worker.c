@@ -116,7 +116,10 @@ void exl3_worker_drain(struct exl3_worker *w, const char *why)
 		return;
 	exl3_info("draining (%s)", why);
 	w->draining = true;
-	exl3_dispatch_drain(w->dispatch);
+	if (w->leaving)
+		exl3_dispatch_leave(w->dispatch);
+	else
+		exl3_dispatch_drain(w->dispatch);
 	exl3_timer_set(w->loop, &w->drain_timer,
 		       exl3_now_ns() + w->cfg->drain_timeout_s * 1000000000u);
 	tell_status(w);

@@ -6,6 +6,7 @@ import threading
 import time
 
 import test_outlive as outlive
+import test_reconnect as reconnect
 from harness import check, equal, wait_for
 
 
@@ -169,6 +170,23 @@ def test_client_that_stays(env):
     check(1 < time.monotonic() - start, "it had no time")
     equal(d.wait_exit(), 0, "status")
     s.close()
+
+
+def test_clients_that_work_go_on(env):
+    """With requests all the time, through two hand-overs: as after the end of a worker, none gets an error."""
+    model = f"{reconnect.MODEL}={env.model(reconnect.MODEL)}"
+    d = env.daemon((model,))
+    procs = [reconnect.survivor(env, d, 3), reconnect.survivor(env, d, 1, "manual")]
+    for _ in range(2):
+        new = take_over(env, d, model)
+        equal(d.wait_exit(), 0, "status of the old daemon")
+        check("still running" not in d.log(), d.log())
+        new.wait_ready()
+        time.sleep(0.5)
+        d = new
+    for proc in procs:
+        got = reconnect.end(proc, "survivor")
+        check(got["reconnects"] >= 2, f"{got['reconnects']} reconnections for 2 hand-overs")
 
 
 def test_fds(env):
