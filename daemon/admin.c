@@ -20,6 +20,7 @@
 #define LINE_MAX_BYTES  1024u  /* of a request */
 #define PACKET_MAX      16384u /* of an answer */
 #define REQUESTS_MAX    16     /* of one connection per turn of the loop */
+#define REST_NS         100000000ull
 
 struct conn {
 	struct exl3_admin *admin;
@@ -35,6 +36,7 @@ struct exl3_admin {
 	struct exl3_admin_ops ops;
 	int fd; /* owned; listening */
 	struct exl3_watch *watch;
+	struct exl3_timer rest; /* armed: out of descriptors, nobody is taken */
 	struct conn conns[EXL3_ADMIN_MAX];
 	char path[sizeof(((struct sockaddr_un *)0)->sun_path)];
 };
@@ -295,8 +297,13 @@ static void on_listen(void *arg, uint32_t events)
 	int fd = accept4(admin->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
 	(void)events;
-	if (fd < 0)
+	if (fd < 0) {
+		if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
+			exl3_watch_set(admin->loop, admin->watch, 0);
+			exl3_timer_set(admin->loop, &admin->rest, exl3_now_ns() + REST_NS);
+		}
 		return;
+	}
 	for (unsigned i = 0; i < EXL3_ADMIN_MAX && !c; i++) {
 		if (admin->conns[i].fd < 0)
 			c = &admin->conns[i];
@@ -307,6 +314,13 @@ static void on_listen(void *arg, uint32_t events)
 		return;
 	}
 	c->fd = fd;
+}
+
+static void on_rested(void *arg)
+{
+	struct exl3_admin *admin = arg;
+
+	exl3_watch_set(admin->loop, admin->watch, POLLIN);
 }
 
 static int make_socket(struct exl3_admin *admin, struct exl3_error *err)
@@ -341,6 +355,8 @@ int exl3_admin_new(struct exl3_loop *loop, const struct exl3_listener *listener,
 	admin->share = share;
 	admin->ops = *ops;
 	admin->fd = -1;
+	admin->rest.fn = on_rested;
+	admin->rest.arg = admin;
 	for (unsigned i = 0; i < EXL3_ADMIN_MAX; i++) {
 		admin->conns[i].admin = admin;
 		admin->conns[i].fd = -1;
@@ -365,6 +381,7 @@ struct exl3_admin *exl3_admin_free(struct exl3_admin *admin, bool remove)
 		return NULL;
 	for (unsigned i = 0; i < EXL3_ADMIN_MAX; i++)
 		hang_up(&admin->conns[i]);
+	exl3_timer_cancel(admin->loop, &admin->rest);
 	admin->watch = exl3_watch_drop(admin->loop, admin->watch);
 	if (remove && admin->fd >= 0)
 		unlink(admin->path);

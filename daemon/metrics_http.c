@@ -134,13 +134,14 @@ static void write_some(struct connection *c)
 	}
 }
 
-static void take(struct exl3_metrics_http *h, int listen_fd)
+/* False: it stays in the queue, there are no descriptors for it. */
+static bool take(struct exl3_metrics_http *h, int listen_fd)
 {
 	struct connection *c = &h->connections[0];
 	int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
 	if (fd < 0)
-		return;
+		return errno == EAGAIN || errno == EINTR || errno == ECONNABORTED;
 	/* A free place, or the one that has had the most time. */
 	for (size_t i = 0; i < CONNECTIONS_MAX && c->fd >= 0; i++) {
 		if (h->connections[i].fd < 0 || h->connections[i].since_ns < c->since_ns)
@@ -149,6 +150,7 @@ static void take(struct exl3_metrics_http *h, int listen_fd)
 	hang_up(c);
 	c->fd = fd;
 	c->since_ns = exl3_now_ns();
+	return true;
 }
 
 /* Milliseconds until the patience with one of them ends; -1: there is none. */
@@ -207,8 +209,10 @@ static void *serve(void *arg)
 			fds[3 + i].fd = h->connections[i].fd;
 			fds[3 + i].events = h->connections[i].answer ? POLLOUT : POLLIN;
 		}
-		if (poll(fds, 3 + CONNECTIONS_MAX, timeout) < 0)
+		if (poll(fds, 3 + CONNECTIONS_MAX, timeout) < 0) {
+			poll(NULL, 0, 100); /* no memory, or fewer descriptors are allowed than these: later */
 			continue;
+		}
 		if (fds[0].revents)
 			return NULL;
 		for (size_t i = 0; i < CONNECTIONS_MAX; i++) {
@@ -222,10 +226,9 @@ static void *serve(void *arg)
 				read_some(h->m, c);
 		}
 		for (int i = 1; i <= 2; i++) {
-			if (fds[i].revents & POLLIN)
-				take(h, fds[i].fd);
-			else if (fds[i].revents)
-				poll(NULL, 0, 100); /* a broken one: not to be looked at all the time */
+			/* One that is broken, or that nobody can be taken from: not to be looked at all the time. */
+			if (fds[i].revents && (!(fds[i].revents & POLLIN) || !take(h, fds[i].fd)))
+				poll(NULL, 0, 100);
 		}
 	}
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that break every rule: only they suffer, and all that they held comes back."""
 import os
+import resource
 import signal
 import socket
 import struct
@@ -238,6 +239,51 @@ def test_few_descriptors(env):
     rc, _, err = env.run(program, d.sock, "16777216", "64", MODEL, MODULE, timeout=100)
     check(rc in (0, 1), f"limits: status {rc}, {err}")  # it may be refused early; the daemon must not mind
     neighbour(env, d, "after one client that wants all descriptors")
+    d.wait_held(before, "after descriptors ran out")
+
+
+def test_waiting_for_descriptors_costs_little(env):
+    """Out of descriptors with somebody in the queue of each socket: nobody spins until there are some again."""
+    d = env.daemon((f"layers={env.model('layers')}",), nofile=48 if env.backend == "cpu" else 128)
+    pids = (d.proc.pid, int(before_pid(d)))
+    before = d.settled()
+    procs = [env.spawn(env.program("tests/integration/limits"), d.sock, "idle", stdin=subprocess.PIPE,
+                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(60)]
+    time.sleep(1)
+    # The supervisor passes its clients on and has descriptors left: those it may open at all are cut down.
+    for pid in pids:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (5, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
+    queued = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)]
+    queued[0].connect(d.sock + ".metrics")
+    queued[1].connect(d.sock + ".admin")
+
+    def ticks():
+        total = 0
+        for pid in pids:
+            with open(f"/proc/{pid}/stat") as f:
+                fields = f.read().rsplit(")", 1)[1].split()
+            total += int(fields[11]) + int(fields[12])
+        return total
+
+    def idle():
+        start = ticks()
+        time.sleep(1.0)
+        return ticks() - start < 0.3 * os.sysconf("SC_CLK_TCK")
+    wait_for(idle, "less than a third of a processor for connections that cannot be taken", 20)
+    for pid in pids:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (48, 48) if env.backend == "cpu" else (128, 128))
+    for proc in procs:
+        proc.kill()
+        proc.wait()
+    queued[1].send(b"domains")
+    queued[1].settimeout(WAIT)
+    check(b"default" in queued[1].recv(4096), "the supervisor does not answer any more")
+    queued[0].send(b"GET /metrics HTTP/1.1\r\n\r\n")
+    queued[0].settimeout(WAIT)
+    check(queued[0].recv(4096).startswith(b"HTTP/1.1 200"), "the metrics do not answer any more")
+    for s in queued:
+        s.close()
+    neighbour(env, d, "after descriptors ran out")
     d.wait_held(before, "after descriptors ran out")
 
 
