@@ -28,6 +28,7 @@ struct opened {
 
 struct restore {
 	struct exl3_client *c;
+	uint64_t places[EXL3_HANDLES_MAX / 64]; /* bit: of a handle that the client has, or a temporary one */
 	struct opened *opened; /* owned list */
 	bool other_content;
 };
@@ -46,7 +47,8 @@ static int other_number(const char *what)
 }
 
 /* @handle: the number wanted, 0 = any. */
-static int open_model(struct restore *r, const char *name, const char *fingerprint, uint32_t handle)
+static int open_model(struct restore *r, const char *name, const char *fingerprint, uint32_t handle,
+		      bool temporary)
 {
 	Exl3__OpenModel body = EXL3__OPEN_MODEL__INIT;
 	Exl3__Request req = EXL3__REQUEST__INIT;
@@ -74,7 +76,7 @@ static int open_model(struct restore *r, const char *name, const char *fingerpri
 		o->name = strdup(name);
 		o->fingerprint = strdup(fingerprint);
 		o->handle = reply->models->models[0]->handle;
-		o->temporary = !handle;
+		o->temporary = temporary;
 		o->next = r->opened;
 		r->opened = o;
 	}
@@ -87,7 +89,7 @@ static int restore_model(struct restore *r, struct exl3_object *o)
 {
 	struct exl3_model *m = (struct exl3_model *)o;
 
-	return open_model(r, m->name, m->fingerprint, m->handle);
+	return open_model(r, m->name, m->fingerprint, m->handle, false);
 }
 
 static const struct opened *find_model(const struct restore *r, const struct exl3_module *mod)
@@ -100,6 +102,42 @@ static const struct opened *find_model(const struct restore *r, const struct exl
 	return o;
 }
 
+static void take_place(struct restore *r, uint32_t handle)
+{
+	uint32_t place = handle % EXL3_HANDLES_MAX;
+
+	r->places[place / 64] |= 1ull << place % 64;
+}
+
+/* Of all that is to be restored. */
+static void take_places(struct restore *r)
+{
+	pthread_mutex_lock(&r->c->list);
+	for (const struct exl3_object *o = r->c->objects; o; o = o->next) {
+		if (o->type == EXL3_OBJECT_MODEL)
+			take_place(r, ((const struct exl3_model *)o)->handle);
+		else if (o->type == EXL3_OBJECT_MODULE)
+			take_place(r, ((const struct exl3_module *)o)->handle);
+		else if (o->type == EXL3_OBJECT_MLA)
+			take_place(r, ((const struct exl3_mla *)o)->handle);
+	}
+	pthread_mutex_unlock(&r->c->list);
+}
+
+/* A number for a temporary handle: one that the daemon chose could be that of a module that is still to come. */
+static uint32_t spare_handle(struct restore *r)
+{
+	for (uint32_t i = 0; i < EXL3_HANDLES_MAX / 64; i++) {
+		if (~r->places[i]) {
+			uint32_t place = i * 64 + (uint32_t)__builtin_ctzll(~r->places[i]);
+
+			take_place(r, place);
+			return 1u << 16 | place;
+		}
+	}
+	return 0; /* the client has all there are */
+}
+
 static int restore_module(struct restore *r, struct exl3_object *obj)
 {
 	struct exl3_module *mod = (struct exl3_module *)obj;
@@ -110,7 +148,7 @@ static int restore_module(struct restore *r, struct exl3_object *obj)
 	int e = 0;
 
 	if (!model) {
-		e = open_model(r, mod->model, mod->fingerprint, 0);
+		e = open_model(r, mod->model, mod->fingerprint, spare_handle(r), true);
 		model = r->opened;
 	}
 	if (e < 0)
@@ -277,6 +315,7 @@ static int restore_all(struct restore *r)
 	pthread_mutex_unlock(&c->list);
 	close(old);
 	c->epoch++;
+	take_places(r);
 	e = exl3_client_hello(c);
 	for (unsigned type = 0; type < EXL3_OBJECT_NR && e == 0; type++)
 		e = restore_type(r, (enum exl3_object_type)type);

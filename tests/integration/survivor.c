@@ -245,6 +245,9 @@ static void open_module(const char *model_name, const char *name)
 	    exl3_module_open(model, name, EXL3_KIND_ANY, &mod) < 0)
 		die("cannot open %s of %s", name, model_name);
 	exl3_model_close(model); /* a module does not need it */
+	/* It gets the model's number: the next worker needs the model once more before the module, under another. */
+	if (exl3_mla_register(client, &shape, &geometry) < 0)
+		die("cannot register a geometry");
 	exl3_module_get_info(mod, &info);
 }
 
