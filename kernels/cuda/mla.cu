@@ -20,6 +20,7 @@ namespace exl3_mla
 #define EXL3_MLA_LIST(X)                                                                      \
 	X(mla_wide_bf16_576)                                                                  \
 	X(mla_wide_bf16_512)                                                                  \
+	X(mla_wide_e4m3_576) X(mla_wide_e4m3_512)                                             \
 	X(mla_wide_f16_576)                                                                   \
 	X(mla_wide_f16_512) X(mla_bf16_576) X(mla_bf16_512) X(mla_bf16_any) X(mla_bf16_small) \
 		X(mla_f16_576) X(mla_f16_512) X(mla_f16_any) X(mla_f16_small) X(mla_e4m3_576) \

@@ -286,9 +286,12 @@ __device__ __forceinline__ void scores(shared<C> &sm, const uint32_t (&qf)[C::KS
 			ldmatrix4(b, base + lane * C::ROW +
 					     (C::RECORD ? w * 8 + ks : w * C::KSTEPS + ks) * 16);
 #pragma unroll
-			for (int nt = 0; nt < C::NT; nt++)
-				mma16816<false>(s[nt], qf[ks], e4m3x2_to_f16x2(b[nt] & 0xffff),
-						e4m3x2_to_f16x2(b[nt] >> 16));
+			for (int nt = 0; nt < C::NT; nt++) {
+				uint32_t lo, hi;
+
+				e4m3x4_to_f16x2(b[nt], lo, hi);
+				mma16816<false>(s[nt], qf[ks], lo, hi);
+			}
 		} else {
 #pragma unroll
 			for (int nt = 0; nt < C::NT; nt += 2) {
@@ -412,16 +415,16 @@ __device__ __forceinline__ void values(shared<C> &sm, float (&o)[C::VT][4], floa
 			if constexpr (C::FP8) {
 #pragma unroll
 				for (int i = 0; i < 4; i += 2) {
-					const uint32_t l0 = e4m3x2_to_f16x2(b[i] & 0xffff);
-					const uint32_t h0 = e4m3x2_to_f16x2(b[i] >> 16);
-					const uint32_t l1 = e4m3x2_to_f16x2(b[i + 1] & 0xffff);
-					const uint32_t h1 = e4m3x2_to_f16x2(b[i + 1] >> 16);
+					/* Bytes (key, dim) 00 01 10 11 to 00 10 01 11: pairs of keys. */
+					const uint32_t x0 = __byte_perm(b[i], 0, 0x3120);
+					const uint32_t x1 = __byte_perm(b[i + 1], 0, 0x3120);
 
-					mma16816<false>(o[vt + i], p, __byte_perm(l0, h0, 0x5410),
-							__byte_perm(l1, h1, 0x5410));
-					mma16816<false>(o[vt + i + 1], p,
-							__byte_perm(l0, h0, 0x7632),
-							__byte_perm(l1, h1, 0x7632));
+					uint32_t l0, h0, l1, h1;
+
+					e4m3x4_to_f16x2(x0, l0, h0);
+					e4m3x4_to_f16x2(x1, l1, h1);
+					mma16816<false>(o[vt + i], p, l0, l1);
+					mma16816<false>(o[vt + i + 1], p, h0, h1);
 				}
 			} else {
 				mma16816<C::BF16>(o[vt], p, b[0], b[1]);

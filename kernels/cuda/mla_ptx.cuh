@@ -86,6 +86,19 @@ __device__ __forceinline__ uint32_t e4m3x2_to_f16x2(uint32_t v)
 	return (uint32_t)h.x | ((uint32_t)h.y << 16);
 }
 
+/* Four of them: the low and the high two. */
+__device__ __forceinline__ void e4m3x4_to_f16x2(uint32_t v, uint32_t &lo, uint32_t &hi)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+	asm("{ .reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.rn.f16x2.e4m3x2 %0, l;\n cvt.rn.f16x2.e4m3x2 %1, h; }"
+	    : "=r"(lo), "=r"(hi)
+	    : "r"(v));
+#else
+	lo = e4m3x2_to_f16x2(v & 0xffff);
+	hi = e4m3x2_to_f16x2(v >> 16);
+#endif
+}
+
 /* Loaded exactly once: the owner may change the word at any time. */
 __device__ __forceinline__ int64_t load_index(const void *p, bool wide)
 {

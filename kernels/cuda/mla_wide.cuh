@@ -3,11 +3,12 @@
  * mla_wide.cuh - sparse MLA decode for 64 heads a CTA with wgmma: many heads or many queries.
  *
  * Formula, work items, split and merge: mla_common.cuh. q [64, D] and two blocks of 64 cache rows
- * lie in shared memory as tiles of 64 rows x 128 bytes (swizzled, see mla_wgmma.cuh). f16 and bf16.
+ * lie in shared memory as tiles of 64 rows x 128 bytes (swizzled, see mla_wgmma.cuh). Rows of f16 and bf16 are
+ * copied; e4m3 rows become f16 on the way (exact).
  *
  *   warpgroup 0, 1  S[64 x 32 keys each] = Q K^T     m64n32k16, D/16 steps
  *                   O[64 x 256 dims each] += P V     m64n256k16, 4 steps; V = the same rows
- *   warpgroup 2     gathers rows with 16-byte cp.async, one block ahead
+ *   warpgroup 2     gathers rows with 16-byte cp.async (or loads, and converts), one block ahead
  *
  *   tensor core  | S(j) |           | P V (j) | S(j+1) |           | P V (j+1) |
  *   warps               | softmax j |                  | softmax   |
@@ -26,14 +27,14 @@ namespace exl3_mla
 
 template <int CACHE, int DP_> struct wide_config {
 	static constexpr int DP = DP_, VP = 512, KB = 64, TILE_H = 64, THREADS = 384;
-	static constexpr bool BF16 = CACHE == EXL3_BF16;
+	static constexpr bool CONVERT = CACHE == EXL3_E4M3, BF16 = CACHE == EXL3_BF16;
 	static constexpr int TILES = DP / 64; /* of 64 dims */
 	static constexpr int TILE_BYTES = 64 * 128;
 	static constexpr int CHUNKS = DP * 2 / 16; /* of 16 bytes in a row */
 	static constexpr int KEYS_W = KB / 4;      /* keys that a producer warp loads per block */
 	static constexpr int SET = 32 / KEYS_W;
-	static constexpr int PRODUCER_REGS = 72, CONSUMER_REGS = 216;
-	static_assert(DP % 64 == 0 && CACHE != EXL3_E4M3, "tiles of two-byte values");
+	static constexpr int PRODUCER_REGS = CONVERT ? 88 : 72, CONSUMER_REGS = CONVERT ? 208 : 216;
+	static_assert(DP % 64 == 0 && CACHE != EXL3_E4M3_656, "tiles of two-byte values");
 	static_assert(128 * PRODUCER_REGS + 256 * CONSUMER_REGS <= 65536, "register file");
 	using merger_type = merger<TILE_H, VP>;
 	static_assert((size_t)(3 * TILES + 1) * TILE_BYTES >=
@@ -92,6 +93,99 @@ __device__ __forceinline__ void wide_produce(wide_shared<C> &sm, selection<C> &s
 		}
 		cp_async_wait<0>();
 		fence_async_proxy();
+		mbar_arrive(full + slot * 8);
+	}
+}
+
+/* 16 e4m3 values as two chunks of f16. */
+__device__ __forceinline__ void wide_convert(uint4 raw, uint4 (&out)[2])
+{
+	e4m3x4_to_f16x2(raw.x, out[0].x, out[0].y);
+	e4m3x4_to_f16x2(raw.y, out[0].z, out[0].w);
+	e4m3x4_to_f16x2(raw.z, out[1].x, out[1].y);
+	e4m3x4_to_f16x2(raw.w, out[1].z, out[1].w);
+}
+
+/* Four rows of a warp, in registers: chunk @lane of the first 32 of each, and what is behind those. */
+template <class C> struct wide_batch {
+	static constexpr int ROWS = 4;
+	static constexpr int TAIL = (C::DP - 512) / 16; /* chunks past 512 values */
+	uint4 raw[ROWS], tail; /* tail: lane's chunk, row lane / TAIL */
+
+	__device__ __forceinline__ void load(const selection<C> &sel, const uint8_t *cache, uint32_t block, uint32_t row,
+					     int lane)
+	{
+		uint32_t bytes;
+
+#pragma unroll
+		for (int k = 0; k < ROWS; k++) {
+			const uint8_t *src = sel.row(cache, block, row + k, bytes);
+
+			raw[k] = make_uint4(0, 0, 0, 0);
+			if (bytes)
+				raw[k] = __ldg((const uint4 *)src + lane);
+		}
+		if constexpr (TAIL > 0) {
+			const uint8_t *src = sel.row(cache, block, row + lane / TAIL % ROWS, bytes) + 512;
+
+			tail = make_uint4(0, 0, 0, 0);
+			if (bytes && lane < ROWS * TAIL)
+				tail = __ldg((const uint4 *)src + lane % TAIL);
+		}
+	}
+
+	__device__ __forceinline__ void store(uint8_t (*kv)[C::TILE_BYTES], uint32_t key, int lane) const
+	{
+		uint4 out[2];
+
+#pragma unroll
+		for (int k = 0; k < ROWS; k++) {
+			uint8_t *at = kv[lane / 4] + (key + k) * 128;
+			const uint32_t c = lane % 4 * 2, s = (key + k) & 7;
+
+			wide_convert(raw[k], out);
+			*(uint4 *)(at + (c ^ s) * 16) = out[0];
+			*(uint4 *)(at + ((c + 1) ^ s) * 16) = out[1];
+		}
+		if constexpr (TAIL > 0) {
+			const uint32_t row = key + lane / TAIL % ROWS, c = lane % TAIL, s = row & 7;
+			uint8_t *at = kv[C::TILES - 1] + row * 128;
+
+			if (lane < ROWS * TAIL) {
+				wide_convert(tail, out);
+				*(uint4 *)(at + (2 * c ^ s) * 16) = out[0];
+				*(uint4 *)(at + ((2 * c + 1) ^ s) * 16) = out[1];
+			}
+		}
+	}
+};
+
+/*
+ * Loads go ahead by a batch, past the wait for a free slot. The fence between these stores and wgmma is the
+ * reader's, as here it would wait for those loads.
+ */
+template <class C>
+__device__ __forceinline__ void wide_produce_converted(wide_shared<C> &sm, selection<C> &sel, const uint8_t *cache,
+						       uint32_t blocks, int warp, int lane)
+{
+	const uint32_t empty = smem_addr(sm.empty), full = smem_addr(sm.full);
+	constexpr int ROWS = wide_batch<C>::ROWS;
+	wide_batch<C> batch[2];
+
+	for (uint32_t j = 0; j < blocks; j++) {
+		const uint32_t slot = j & 1, mask = sel.advance(j, warp, lane);
+
+		batch[0].load(sel, cache, j, 0, lane);
+		if (j >= 2)
+			mbar_wait(empty + slot * 8, (j / 2 - 1) & 1);
+		if (lane == 0)
+			sm.valid[slot][warp] = (uint16_t)mask;
+#pragma unroll
+		for (int r = 0; r < C::KEYS_W; r += ROWS) {
+			if (r + ROWS < C::KEYS_W)
+				batch[(r / ROWS + 1) & 1].load(sel, cache, j, r + ROWS, lane);
+			batch[r / ROWS & 1].store(sm.kv[slot], warp * C::KEYS_W + r, lane);
+		}
 		mbar_arrive(full + slot * 8);
 	}
 }
@@ -160,6 +254,8 @@ __device__ __forceinline__ void wide_consume(wide_shared<C> &sm, float (&o)[128]
 	if (!blocks)
 		return;
 	mbar_wait(full, 0);
+	if (C::CONVERT)
+		fence_async_proxy();
 	wide_scores<C>(sm, s, 0, wg);
 	wgmma_wait<0>();
 	wgmma_hold(s);
@@ -228,6 +324,8 @@ __device__ __forceinline__ void wide_consume(wide_shared<C> &sm, float (&o)[128]
 		wgmma_hold(o);
 		if (j + 1 < blocks) {
 			mbar_wait(full + (slot ^ 1) * 8, ((j + 1) / 2) & 1);
+			if (C::CONVERT)
+				fence_async_proxy();
 			wide_scores<C>(sm, s, slot ^ 1, wg);
 			wgmma_wait<0>();
 		}
@@ -325,7 +423,10 @@ __global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_consta
 		sel.init(e, row, keys.begin, keys.end);
 		sel.bad = split == 0 && t == 256 ? keys.bad : 0;
 		sel.fetch(0, warp, lane);
-		wide_produce<C>(sm, sel, (const uint8_t *)e.cache, blocks, warp, lane);
+		if constexpr (C::CONVERT)
+			wide_produce_converted<C>(sm, sel, (const uint8_t *)e.cache, blocks, warp, lane);
+		else
+			wide_produce<C>(sm, sel, (const uint8_t *)e.cache, blocks, warp, lane);
 		sel.report(e, tile, lane);
 		return; /* cluster barriers wait for threads that have not exited */
 	}
@@ -369,7 +470,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) wide_kernel(const __grid_consta
 			       64,                                       \
 			       384,                                      \
 			       true,                                     \
-			       36.0f,                                    \
+			       name##_config::CONVERT ? 80.0f : 36.0f,   \
 			       12000.0f,                                 \
 			       20000.0f};                                \
 	}
