@@ -23,7 +23,7 @@ commit=${EXL3_COMMIT:-$(git rev-parse --short=12 HEAD 2>/dev/null)}
 export EXL3_COMMIT=$commit
 run 150 "$build/bench/kernel_cuda" --csv "$out/linear_$gpu.csv" --shapes 0,1,2,3,4
 run 60 "$build/bench/mla_cuda" -o "$out/mla_$gpu.csv"
-run 60 "$build/bench/moe_cuda" --csv "$out/moe_$gpu.csv" --commit "$commit"
+run 60 "$build/bench/moe_cuda" --csv "$out/moe_$gpu.csv"
 run 60 "$build/bench/rpc" --daemon "$build/exl3-daemon" --model tests/models/layers -o "$out/rpc_host_$gpu.csv"
 run 150 "$build/bench/rpc_stream" --daemon "$build/exl3-daemon" -o "$out/rpc_$gpu.csv"
 run 120 "$build/bench/load" --mib 16384 --repeat 3 --backend cuda -o "$out/load_$gpu.csv"
