@@ -2,7 +2,7 @@
 /*
  * moe_cuda.cu - times the routed block on a GPU: graph replays, cold weights, fresh routing each call.
  *
- * moe_cuda [--csv FILE] [--shape 0|1] [--tokens N,N..] [--workspace MiB] [--steps]
+ * moe_cuda [--csv FILE] [--commit TEXT] [--shape 0|1] [--tokens N,N..] [--workspace MiB] [--steps]
  *   --steps: also with only the first launches; --workspace: default as the daemon's
  * Two shapes: 256 experts top-8 hidden 2048 inter 512, and 288 experts top-8 hidden 4096 inter 1536; 4 bits,
  * mcg. Layers rotate so that a weight read once is out of the L2 when it is read again. The bound counts
@@ -160,6 +160,8 @@ int main(int argc, char **argv)
 	for (int i = 1; i < argc; i++) {
 		if (!strcmp(argv[i], "--csv") && i + 1 < argc)
 			csv = argv[++i];
+		else if (!strcmp(argv[i], "--commit") && i + 1 < argc)
+			commit = argv[++i];
 		else if (!strcmp(argv[i], "--shape") && i + 1 < argc)
 			only = atoi(argv[++i]);
 		else if (!strcmp(argv[i], "--tokens") && i + 1 < argc)
