@@ -43,4 +43,5 @@ run 30 "$build/bench/rowtable" --backend cuda -o "$out/rowtable_$gpu.csv"
 CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
 export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 nvidia-cuda-mps-control -d && trap 'echo quit | timeout 5 nvidia-cuda-mps-control; rm -rf "$CUDA_MPS_PIPE_DIRECTORY" "$model"' EXIT
-run 120 "$build/bench/serving" --daemon "$build/exl3-daemon" --backend cuda --memory device --private 8,16 --pin -o "$out/serving_$gpu.csv"
+run 70 "$build/bench/serving" --daemon "$build/exl3-daemon" --backend cuda --memory device --rounds 2 --seconds 0.3 --private 8,16 \
+	--pin -o "$out/serving_$gpu.csv"
