@@ -56,6 +56,7 @@ struct shared {
 };
 
 static struct shared *shared;
+static struct bench_file file;
 
 static void die(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
 static void die(const char *fmt, ...)
@@ -87,6 +88,7 @@ static pid_t daemon_start(const struct options *o, bool mps)
 	if (pid < 0)
 		die("fork: %m");
 	if (pid == 0) {
+		signal(SIGTERM, SIG_DFL);
 		prctl(PR_SET_PDEATHSIG, SIGTERM); /* it spins: must not outlive us */
 		execl(o->daemon, o->daemon, "--socket", o->socket, "--backend", "cuda", "--mps",
 		      mps ? "require" : "off", "--log-level", "warning", "--channels-max", "64", "--model",
@@ -354,6 +356,14 @@ static void measure(const struct options *o, struct bench_file *f, unsigned nr, 
 	exl3_close(c);
 }
 
+/* What was measured until then stays: every row was flushed. Children end with us. */
+static void ended_early(int sig)
+{
+	(void)sig;
+	rename(file.temporary, file.path);
+	_exit(1);
+}
+
 static void run_inproc(struct bench_file *f)
 {
 	for (int i = 0; i < 2; i++)
@@ -384,9 +394,8 @@ int main(int argc, char **argv)
 {
 	static const struct ckpt_matrix matrix = {"l", SIZE, SIZE};
 	static const unsigned counts[] = {1, 4, 16, 48};
-	struct options o = {.daemon = "build/exl3-daemon", .seconds = 0.5};
+	struct options o = {.daemon = "build/exl3-daemon", .seconds = 0.25};
 	char machine[192], gpu[96], driver[48], ceilings[128], folder[96], path[160];
-	struct bench_file f;
 	int status;
 	pid_t pid;
 
@@ -414,17 +423,19 @@ int main(int argc, char **argv)
 	snprintf(machine, sizeof(machine), "%s, driver %s, %ld processors", gpu, driver, sysconf(_SC_NPROCESSORS_ONLN));
 	snprintf(ceilings, sizeof(ceilings), "in one process an empty kernel and its word %.2f us, a linear %.2f us",
 		 shared->inproc_us[0], shared->inproc_us[1]);
-	f = bench_open(o.output ? o.output : "bench/results/rpc_cuda.csv", argc, argv, machine, ceilings,
+	file = bench_open(o.output ? o.output : "bench/results/rpc_cuda.csv", argc, argv, machine, ceilings,
 		       "mode,clients,mps,us_per_call,added_us,syscalls_per_call");
-	run_inproc(&f);
+	signal(SIGTERM, ended_early);
+	run_inproc(&file);
 	for (int mps = 1; mps >= 0; mps--) {
 		pid = daemon_start(&o, mps);
 		for (size_t i = 0; i < 4; i++)
-			measure(&o, &f, counts[i], mps);
+			measure(&o, &file, counts[i], mps);
 		kill(pid, SIGTERM);
 		waitpid(pid, NULL, 0);
 	}
-	bench_close(&f);
+	signal(SIGTERM, SIG_IGN);
+	bench_close(&file);
 	unlink(path);
 	rmdir(folder);
 	rmdir(o.dir);
