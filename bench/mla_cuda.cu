@@ -565,6 +565,7 @@ int main(int argc, char **argv)
 			perror(file);
 			return 2;
 		}
+		setvbuf(csv, nullptr, _IOLBF, 0);
 		fprintf(csv,
 			"# %s; commit %s; %s; %s; driver CUDA %d.%d, runtime %d.%d; HBM read %.2f "
 			"TB/s; bf16 %.0f "

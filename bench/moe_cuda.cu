@@ -9,6 +9,7 @@
  * the touched experts' trellis at this run's own read rate.
  */
 #include "kernels/cuda/moe.h"
+#include "kernels/cuda/workspace.h"
 #include "kernels/format.h"
 
 #include <cuda_fp16.h>
@@ -197,6 +198,7 @@ int main(int argc, char **argv)
 	CUDA(cudaMemset(ws, 0, EXL3_CUDA_WS_ZERO));
 	printf("%s, read %.2f TB/s\n", prop.name, rate * 1e-12);
 	if (f) {
+		setvbuf(f, NULL, _IOLBF, 0);
 		fprintf(f, "# %s; commit %s; %s; read %.3f TB/s; workspace %zu MiB\n", command.c_str(),
 			commit ? commit : "", prop.name, rate * 1e-12, ws_bytes >> 20);
 		fprintf(f, "experts,topk,hidden,inter,bits,codebook,tokens,us,bound_us,max_err\n");

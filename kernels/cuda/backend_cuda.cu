@@ -10,6 +10,7 @@
  * Moves of a slot:  free -> launched (dev->tail) -> word seen (dev->head) -> free
  */
 #include "kernels/cuda/dev.h"
+#include "kernels/cuda/workspace.h"
 #include "kernels/cuda/lower.h"
 #include "kernels/cuda/moe.h"
 

@@ -61,14 +61,6 @@ struct exl3_cuda_linear {
 
 #define EXL3_CUDA_WS_ZERO (5u << 20)
 
-/* A device's workspace where nobody says: a 64th of its memory, so that large prompts decode weights once. */
-static inline size_t exl3_cuda_ws_default(size_t device_bytes)
-{
-	const size_t least = (size_t)512 << 20, most = (size_t)4 << 30, part = device_bytes / 64;
-
-	return part < least ? least : part > most ? most : part;
-}
-
 /* A variant: one line of the tables that the bench and checkkernel walk. */
 struct exl3_cuda_linear_kernel {
 	const char *name;
