@@ -9,8 +9,11 @@
  * faster than the read rate has a warm cache and fails. Small cells come first, and one is repeated last.
  *
  *       kernel_cuda [--m 1,8] [--shapes 0,1] [--bits 4,6] [--codebooks mcg,mul1] [--dtype f16|bf16] [--kernels A,B]
- *                   [--ablate] [--trace] [--all] [--csv FILE] [--replays N] [--no-cublas]
+ *                   [--ablate] [--trace] [--all] [--more] [--csv FILE] [--replays N] [--no-cublas]
  *
+ * Kernels that are named take turns (A B B A); us is the fastest kernel's time, auto_us that of the kernel
+ * which the daemon would choose. max_err and rms_err: the first 128 columns of up to 8 rows of the last call
+ * against double, relative to the rms of y. --more adds other bitrates and codebooks at few rows.
  * --all prints every kernel of a cell, not only the fastest; --ablate leaves parts of the work out
  * (t: input transform, r: sums across blocks and output, all: everything) to place the time; --trace prints how many
  * clocks blocks spend from point to point, mean and largest.
@@ -276,6 +279,12 @@ static size_t weight_bytes(const cell &c)
 	return exl3_trellis_bytes(c.s.k, c.s.n, c.rate2);
 }
 
+/* The last call of the cell that was measured last; its x and y are still there. */
+static struct {
+	exl3_cuda_linear a;
+	int rate2, codebook;
+} last;
+
 static double run_cell(const exl3_cuda_linear_kernel *kern, const cell &c, bool programmatic,
 		       int ablate)
 {
@@ -339,7 +348,99 @@ static double run_cell(const exl3_cuda_linear_kernel *kern, const cell &c, bool 
 
 	if (ablate)
 		CK(cudaMemsetAsync(ws, 0, EXL3_CUDA_WS_ZERO, stream));
+	last.a = a;
+	last.rate2 = c.rate2;
+	last.codebook = c.codebook;
 	return us;
+}
+
+/* ---- errors: the first 128 columns of the last call against double ---- */
+
+static const uint32_t ERROR_ROWS = 8;
+
+__device__ static double had128(double v, double *part)
+{
+	double sum = 0;
+
+	__syncthreads();
+	part[threadIdx.x] = v;
+	__syncthreads();
+	for (int j = 0; j < 128; j++)
+		sum += __popc(threadIdx.x & j) & 1 ? -part[j] : part[j];
+	return sum * EXL3_INV_SQRT128;
+}
+
+__device__ static double element(const void *row, uint32_t i, int type)
+{
+	return type == EXL3_F16 ? (double)__half2float(((const __half *)row)[i])
+				: (double)__uint_as_float((uint32_t)((const uint16_t *)row)[i] << 16);
+}
+
+/* One row per block, one column per thread; @value: the codebook; @out: [row] sums of squares, largest error. */
+__global__ void __launch_bounds__(128)
+	errors(const char *x, const char *y, uint32_t stride, int type, const uint32_t *trellis,
+	       const __half *suh, const __half *svh, uint32_t k, uint32_t nt, int rate2, const float *value,
+	       double *out)
+{
+	__shared__ double part[128], xh[128];
+	const uint32_t col = threadIdx.x;
+	double sum = 0;
+
+	for (uint32_t base = 0; base < k; base += 128) {
+		const double v = had128(element(x + (size_t)blockIdx.x * stride, base + col, type) *
+						(double)__half2float(suh[base + col]),
+					part);
+
+		__syncthreads();
+		xh[col] = v;
+		__syncthreads();
+		for (uint32_t i = 0; i < 128; i++) {
+			const uint32_t *tile = trellis + ((size_t)((base + i) / 16) * nt + col / 16) *
+								 exl3_tile_words32(rate2);
+
+			sum += xh[i] *
+			       value[exl3_window(tile, rate2, exl3_tile_index(i % 16, col % 16))];
+		}
+	}
+	const double want = had128(sum, part) * (double)__half2float(svh[col]);
+	const double off = element(y + (size_t)blockIdx.x * stride, col, type) - want;
+
+	atomicAdd(out, want * want);
+	atomicAdd(out + 1, off * off);
+	atomicMax((unsigned long long *)out + 2, (unsigned long long)__double_as_longlong(fabs(off)));
+}
+
+/* Relative to the rms of y. */
+static void last_errors(double *top, double *rms)
+{
+	static float *value[3];
+	static double *sums;
+	const exl3_cuda_linear &a = last.a;
+	const uint32_t rows = std::min(a.m, ERROR_ROWS);
+	double h[3];
+
+	if (!sums)
+		CK(cudaMalloc(&sums, sizeof(h)));
+	if (!value[last.codebook]) {
+		std::vector<float> v(65536);
+
+		for (uint32_t w = 0; w < 65536; w++)
+			v[w] = exl3_f16_to_f32(exl3_code_f16(w, last.codebook));
+		CK(cudaMalloc(&value[last.codebook], v.size() * 4));
+		CK(cudaMemcpy(value[last.codebook], v.data(), v.size() * 4, cudaMemcpyHostToDevice));
+	}
+	CK(cudaMemsetAsync(sums, 0, sizeof(h), stream));
+	errors<<<rows, 128, 0, stream>>>((const char *)a.x, (const char *)a.y, a.x_stride, a.x_dtype,
+					 (const uint32_t *)a.shard[0].trellis,
+					 (const __half *)a.shard[0].suh, (const __half *)a.shard[0].svh,
+					 a.shard[0].k, a.shard[0].n / 16, last.rate2,
+					 value[last.codebook], sums);
+	CK(cudaStreamSynchronize(stream));
+	CK(cudaMemcpy(h, sums, sizeof(h), cudaMemcpyDeviceToHost));
+	const double scale = sqrt(h[0] / (rows * 128.0));
+
+	*top = h[2] / scale;
+	*rms = sqrt(h[1] / h[0]);
 }
 
 static double bound_us(const cell &c)
@@ -421,60 +522,96 @@ static void print_trace(const exl3_cuda_linear_kernel *kern, const cell &c)
 static double measure(const cell &c, const options &o, const blas &b)
 {
 	const exl3_cuda_linear_kernel *best = NULL;
-	double best_us = INFINITY;
+	double best_us = INFINITY, auto_us = NAN;
+
+	std::vector<const exl3_cuda_linear_kernel *> list;
+	std::vector<double> times;
 
 	for (const exl3_cuda_linear_kernel *table :
 	     {exl3_cuda_gemv_kernels, exl3_cuda_gemm_kernels})
-		for (const exl3_cuda_linear_kernel *k = table; k->name; k++) {
-			if (!o.kernels.empty() && std::find(o.kernels.begin(), o.kernels.end(),
-							    k->name) == o.kernels.end())
-				continue;
-			const double us = run_cell(k, c, false, 0);
+		for (const exl3_cuda_linear_kernel *k = table; k->name; k++)
+			if (o.kernels.empty() || std::find(o.kernels.begin(), o.kernels.end(), k->name) !=
+							 o.kernels.end())
+				list.push_back(k);
+	for (const exl3_cuda_linear_kernel *k : list)
+		times.push_back(run_cell(k, c, false, 0));
+	/* Kernels that were named are compared: A B B A, so that a drift of clocks is in both. */
+	if (o.kernels.size() > 1)
+		for (size_t i = list.size(); i--;)
+			if (!isnan(times[i]))
+				times[i] = (times[i] + run_cell(list[i], c, false, 0)) / 2;
+	for (size_t i = 0; i < list.size(); i++) {
+		const exl3_cuda_linear_kernel *k = list[i];
+		const bool few = !strncmp(k->name, "gemv", 4);
+		const double us = times[i];
 
-			if (isnan(us))
-				continue;
-			if (weight_bytes(c) / us * 1e-6 > read_tbs * 1.02) {
-				printf("FAILED %s m %u %s: %.2f us is above the read ceiling\n",
-				       cell_name(c).c_str(), c.m, k->name, us);
-				failed_cell = true;
-			}
-			if (o.all)
-				printf("    %-32s m %4u %-20s %8.2f us, programmatic %8.2f\n",
-				       cell_name(c).c_str(), c.m, k->name, us,
-				       run_cell(k, c, true, 0));
-			if (o.ablate && table == exl3_cuda_gemv_kernels) {
-				static const char *const what[] = {"-", "t", "r", "tr", "all"};
-
-				printf("    %-32s m %4u %-20s without:", cell_name(c).c_str(), c.m,
-				       k->name);
-				for (int f = 1; f < 5; f++)
-					printf("  %s %.2f", what[f], run_cell(k, c, false, f));
-				printf("\n");
-			}
-			if (o.trace && table == exl3_cuda_gemv_kernels)
-				print_trace(k, c);
-			if (us < best_us) {
-				best_us = us;
-				best = k;
-			}
+		if (isnan(us))
+			continue;
+		if (isnan(auto_us))
+			auto_us = us; /* the first that can is the daemon's choice */
+		if (weight_bytes(c) / us * 1e-6 > read_tbs * 1.02) {
+			printf("FAILED %s m %u %s: %.2f us is above the read ceiling\n",
+			       cell_name(c).c_str(), c.m, k->name, us);
+			failed_cell = true;
 		}
+		if (o.all)
+			printf("    %-32s m %4u %-20s %8.2f us, programmatic %8.2f\n",
+			       cell_name(c).c_str(), c.m, k->name, us, run_cell(k, c, true, 0));
+		if (o.ablate && few) {
+			static const char *const what[] = {"-", "t", "r", "tr", "all"};
+
+			printf("    %-32s m %4u %-20s without:", cell_name(c).c_str(), c.m,
+			       k->name);
+			for (int f = 1; f < 5; f++)
+				printf("  %s %.2f", what[f], run_cell(k, c, false, f));
+			printf("\n");
+		}
+		if (o.trace && few)
+			print_trace(k, c);
+		if (us < best_us) {
+			best_us = us;
+			best = k;
+		}
+	}
 	fflush(stdout);
 	if (!best)
 		return NAN;
 	if (o.csv) {
-		const double chain = run_cell(best, c, true, 0),
-			     cublas = blas_us(b, c.s.k, c.s.n, c.m);
+		double top, rms;
+		const double chain = run_cell(best, c, true, 0);
+
+		last_errors(&top, &rms);
+		const double cublas = blas_us(b, c.s.k, c.s.n, c.m);
 
 		fprintf(o.csv, "%u,%u,%u,%g,%s,%s,%u,%.2f,%.2f,", c.s.k, c.s.n, c.s.shards,
 			c.rate2 / 2.0, codebooks[c.codebook], dtype == EXL3_F16 ? "f16" : "bf16", c.m, best_us, chain);
 		if (!isnan(cublas))
 			fprintf(o.csv, "%.2f", cublas);
-		fprintf(o.csv, ",%s,%.0f,%.1f,%.2f,,\n", best->name,
+		fprintf(o.csv, ",%s,%.0f,%.1f,%.2f,%.2e,%.2e,", best->name,
 			weight_bytes(c) / best_us * 1e-3,
-			2.0 * c.m * c.s.k * c.s.n / best_us * 1e-6, bound_us(c));
+			2.0 * c.m * c.s.k * c.s.n / best_us * 1e-6, bound_us(c), top, rms);
+		if (o.kernels.empty())
+			fprintf(o.csv, "%.2f", auto_us);
+		fprintf(o.csv, "\n");
 		fflush(o.csv);
 	}
 	return best_us;
+}
+
+/* --more: what other bitrates and codebooks cost beside 4 bits, one shape, few rows. */
+static std::vector<cell> other_cells(const std::vector<uint32_t> &ms)
+{
+	static const struct {
+		int rate2, codebook;
+	} kinds[] = {{2, 1}, {4, 1}, {6, 1}, {10, 1}, {12, 1}, {16, 1}, {8, 0},
+		     {8, 2}, {3, 2}, {4, 2}, {5, 2},  {6, 2},  {7, 2}};
+	std::vector<cell> v;
+
+	for (uint32_t m : ms)
+		for (const auto &kind : kinds)
+			if (m <= 32 && m != 2)
+				v.push_back({shapes[2], kind.rate2, kind.codebook, m});
+	return v;
 }
 
 int main(int argc, char **argv)
@@ -483,14 +620,15 @@ int main(int argc, char **argv)
 	std::vector<uint32_t> ms = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
 	std::vector<std::string> which = {"0", "1", "2", "3", "4"}, cbs = {"mcg"}, bits = {"4"};
 	const char *csv = NULL;
-	bool use_blas = true;
+	bool use_blas = true, more = false;
 
 	for (int i = 1; i < argc; i++) {
 		const std::string opt = argv[i];
 		const char *val = i + 1 < argc ? argv[i + 1] : "";
 
 		if (opt == "--all" || opt == "--ablate" || opt == "--no-cublas" ||
-		    opt == "--trace") {
+		    opt == "--trace" || opt == "--more") {
+			more |= opt == "--more";
 			o.trace |= opt == "--trace";
 			o.all |= opt == "--all";
 			o.ablate |= opt == "--ablate";
@@ -577,7 +715,7 @@ int main(int argc, char **argv)
 			getenv("EXL3_COMMIT") ? getenv("EXL3_COMMIT") : "unknown", date, prop.name,
 			read_tbs, bf16_tflops, tiny_us);
 		fprintf(o.csv, "k,n,shards,bits,codebook,dtype,m,us,chain_us,cublas_us,kernel,gbps,"
-			       "tflops,bound_us,max_err,rms_err\n");
+			       "tflops,bound_us,max_err,rms_err,auto_us\n");
 	}
 	std::vector<double> results;
 	for (const cell &c : cells)
@@ -586,6 +724,12 @@ int main(int argc, char **argv)
 
 	quiet.csv = NULL;
 	quiet.all = quiet.ablate = quiet.trace = false;
+	if (more)
+		for (const cell &c : other_cells(ms)) {
+			const double us = measure(c, o, b);
+
+			printf("%-36s m %-4u %8.2f\n", cell_name(c).c_str(), c.m, us);
+		}
 	const double again = cells.empty() ? NAN : measure(cells[0], quiet, b);
 
 	printf("%-36s", "us (fastest kernel)");
