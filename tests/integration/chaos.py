@@ -7,7 +7,8 @@ usage: chaos.py [--build DIR] [--backend NAME] [--seconds N] [--seed N] [--csv F
 Survivors (tests/integration/survivor.c: linear, dense MLP, routed experts, attention) check every result and go on
 after every restart. Meanwhile, at random: the worker or the supervisor is killed, clients die at each of their steps,
 others scribble on their rings, take all descriptors and arenas they may, leave rings full, and a checkpoint that nobody
-uses is replaced by another one while it is loaded, served and unloaded. On a GPU, as root, with an MPS control program:
+uses is replaced by another one while it is loaded, served and unloaded. The tenant's limits change, another daemon takes
+over, or begins to, and a second domain's worker is killed. On a GPU, as root, with an MPS control program:
 clients of the daemon's MPS server make illegal accesses and die inside of kernels. At the end: not one wrong result, no request
 without a completion, and the daemon holds what it held at the start.
 Status 0: all of that; 1: not; the seed is printed first.
@@ -44,8 +45,21 @@ class Chaos:
         self.mps = env.backend == "cuda" and os.getuid() == 0 and shutil.which("nvidia-cuda-mps-control") is not None
         self.daemon = self.start()
 
-    def start(self):
-        return self.env.daemon(self.models, LIMITS + (["--mps", "require"] if self.mps else []), sock=self.sock)
+    def start(self, *args, **kw):
+        """With a second domain, whose users are others, and a tenant whose limits change all the time."""
+        return self.env.daemon(self.models, ["--config", self.configure(), *LIMITS, *args]
+                               + (["--mps", "require"] if self.mps else []), sock=self.sock, **kw)
+
+    def configure(self):
+        path = self.env.path("chaos.conf")
+        with open(path + ".new", "w") as f:
+            f.write("[domain other]\nusers = 4242\n"
+                    f"[tenant us]\nusers = {os.getuid()}\nadmin = yes\n"
+                    f"requests-per-second = {self.rng.choice((0, 1000, 20000, 10000000))}\n"
+                    f"burst = {self.rng.choice((0, 1, 1000))}\n"
+                    f"rows = {self.rng.choice((0, 64, 1024))}\n")
+        os.replace(path + ".new", path)
+        return path
 
     def worker(self):
         """Its pid, once it serves and is none that was killed."""
@@ -68,6 +82,40 @@ class Chaos:
         self.daemon.proc.wait()
         self.env.daemons.remove(self.daemon)
         self.daemon = self.start()
+
+    def reload(self):
+        """Other limits, while requests are delayed by the old ones."""
+        self.configure()
+        self.daemon.proc.send_signal(signal.SIGHUP)
+
+    def take_over(self):
+        """Another daemon takes over; at times it, or the old one, is killed in the middle."""
+        old, new = self.daemon, self.start("--takeover", wait=False)
+        ends, stays = old, new
+        if self.rng.random() < 0.7:
+            time.sleep(self.rng.random() * 0.4)
+            ends, stays = self.rng.choice(((old, new), (new, old)))
+            ends.proc.kill()
+        ends.wait_exit()
+        self.env.daemons.remove(ends)
+        # The other one has ended as well if it had just left, or had not got everything yet.
+        wait_for(lambda: stays.proc.poll() is not None or self.serves(stays), "one that serves, or the end of both")
+        self.daemon = stays
+        if stays.proc.poll() is not None:
+            self.env.daemons.remove(stays)
+            self.daemon = self.start()
+
+    @staticmethod
+    def serves(d):
+        rc, out, _ = d.ctl("status", "--json")
+        return rc == 0 and json.loads(out)["supervisor_pid"] == d.proc.pid
+
+    def kill_other_domain(self):
+        """Its worker has no clients: those of ours notice nothing."""
+        rc, out, _ = self.daemon.ctl("domains", "--json")
+        pids = [d["worker_pid"] for d in json.loads(out)["domains"] if d["name"] == "other"] if rc == 0 else []
+        if pids and pids[0]:
+            os.kill(pids[0], signal.SIGKILL)
 
     def dying_client(self):
         steps = self.env.run(self.env.program("tests/integration/dying"), "steps")[1].split()
@@ -110,7 +158,8 @@ class Chaos:
 
     def event(self):
         kinds = (self.kill_worker, self.kill_worker, self.kill_supervisor, self.dying_client, self.dying_client,
-                 self.hostile_client, self.hostile_client, self.greedy_client, self.swap_checkpoint, self.swap_checkpoint)
+                 self.hostile_client, self.hostile_client, self.greedy_client, self.swap_checkpoint, self.swap_checkpoint,
+                 self.reload, self.reload, self.take_over, self.kill_other_domain)
         if self.mps:
             kinds += (self.gpu_fault, self.gpu_fault)
         if self.turn < 4:  # a short run has the main ones as well
