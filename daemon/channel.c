@@ -449,6 +449,11 @@ void exl3_channel_try_free(struct exl3_channel *ch)
 	free(ch);
 }
 
+bool exl3_channel_idle(const struct exl3_channel *ch)
+{
+	return !ch->flow.queued && !ch->flow.running && !ch->dirty;
+}
+
 uint64_t exl3_channel_bytes(const struct exl3_channel *ch)
 {
 	return ch->segment->bytes;

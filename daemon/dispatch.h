@@ -130,5 +130,7 @@ struct exl3_channel *exl3_channel_close(struct exl3_channel *ch);
 /* It and what it has in flight count against another tenant from now on. */
 void exl3_channel_set_tenant(struct exl3_channel *ch, struct exl3_tenant *tenant);
 uint64_t exl3_channel_bytes(const struct exl3_channel *ch);
+/* No device has or is about to get anything of it; what waits for a word of its client does not count. */
+bool exl3_channel_idle(const struct exl3_channel *ch);
 
 #endif

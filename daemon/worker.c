@@ -614,6 +614,20 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 
 /* ---- serve ---- */
 
+/* To another daemon: each client goes as soon as what the device has of it has ended, whatever others do, and
+ * whatever words of its own it waits for. */
+static void part(struct exl3_worker *w)
+{
+	for (struct exl3_peer *peer = w->peers; peer; peer = peer->next) {
+		bool idle = !peer->closing;
+
+		for (uint32_t i = 0; idle && i < EXL3_CHANNELS_MAX; i++)
+			idle = !peer->channels[i] || exl3_channel_idle(peer->channels[i]);
+		if (idle)
+			exl3_peer_disconnect(peer, "another daemon serves from now on");
+	}
+}
+
 static void serve(struct exl3_worker *w)
 {
 	while (!w->stop) {
@@ -630,6 +644,8 @@ static void serve(struct exl3_worker *w)
 			exl3_worker_tell(w, EXL3_SUP_REASON, why);
 			_exit(1);
 		}
+		if (w->leaving && w->draining)
+			part(w);
 		if (any) {
 			exl3_worker_metrics_publish(w);
 			continue;

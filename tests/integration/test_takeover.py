@@ -7,6 +7,7 @@ import time
 
 import test_outlive as outlive
 import test_reconnect as reconnect
+import test_stream as stream
 from harness import check, equal, wait_for
 
 
@@ -173,14 +174,17 @@ def test_client_that_stays(env):
 
 
 def test_clients_that_work_go_on(env):
-    """With requests all the time, through two hand-overs: as after the end of a worker, none gets an error."""
+    """With requests all the time, through two hand-overs: as after the end of a worker, none gets an error, and
+    none waits for one whose stream call is never ready."""
     model = f"{reconnect.MODEL}={env.model(reconnect.MODEL)}"
     d = env.daemon((model,))
     procs = [reconnect.survivor(env, d, 3), reconnect.survivor(env, d, 1, "manual")]
     for _ in range(2):
+        silent = stream.spawn(env, d, "silent")
         new = take_over(env, d, model)
-        equal(d.wait_exit(), 0, "status of the old daemon")
+        equal(d.wait_exit(20), 0, "status of the old daemon")
         check("still running" not in d.log(), d.log())
+        silent.kill()
         new.wait_ready()
         time.sleep(0.5)
         d = new
