@@ -26,8 +26,9 @@ int exl3_sup_recv(int sock, struct exl3_sup_msg *msg, int *fds, unsigned *nr_fds
 	const size_t least = offsetof(struct exl3_sup_msg, text) + 1;
 	int n;
 
-	/* Cleared, so that the length of a packet whose descriptors were cut off need not be known. */
-	memset(msg, 0, least);
+	/* Cleared, so that the length of a packet whose descriptors were cut off need not be known: whoever
+	 * waits for it is named in its text. */
+	memset(msg, 0, sizeof(*msg));
 	do {
 		n = exl3_frame_recv(sock, msg, sizeof(*msg), fds, EXL3_FDS_MAX, nr_fds,
 				    wait ? 0 : EXL3_FRAME_NOWAIT, NULL);
@@ -35,7 +36,7 @@ int exl3_sup_recv(int sock, struct exl3_sup_msg *msg, int *fds, unsigned *nr_fds
 	if (n == -EAGAIN)
 		return 0;
 	if (n == -EPROTO) {
-		msg->text[0] = 0;
+		msg->text[sizeof(msg->text) - 1] = 0;
 		return n;
 	}
 	if (n < (int)least) {

@@ -99,7 +99,7 @@ int exl3_sup_send(int sock, struct exl3_sup_msg *msg, const char *text, const in
  * exl3_sup_recv() - take the next message.
  * @fds: room for EXL3_FDS_MAX; those that came are the caller's.
  * Returns 1, 0 (none now), -EPROTO (a descriptor did not fit into this process: the message counts, its
- * text and descriptors are lost) or -ECONNRESET (the other side is gone, or speaks something else).
+ * descriptors are lost) or -ECONNRESET (the other side is gone, or speaks something else).
  */
 int exl3_sup_recv(int sock, struct exl3_sup_msg *msg, int *fds, unsigned *nr_fds, bool wait);
 

@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -385,13 +386,42 @@ static void hostile(void **state)
 	rig_close(&r);
 }
 
+/* Descriptors that do not fit into the process that gets them: whose they are is known all the same, or he
+ * would wait for an answer for ever. */
+static void descriptors_that_do_not_fit(void **state)
+{
+	static struct exl3_sup_msg out = {.type = EXL3_SUP_KEPT, .id = 7}, in;
+	int pair[2], fds[EXL3_FDS_MAX], rc;
+	struct rlimit old, low;
+	unsigned nr_fds = 1;
+
+	(void)state;
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	assert_int_equal(exl3_sup_send(pair[0], &out, "a much longer text before it", NULL, 0, false), 0);
+	assert_int_equal(exl3_sup_send(pair[0], &out, "model", pair, 2, false), 0);
+	assert_int_equal(exl3_sup_recv(pair[1], &in, fds, &nr_fds, false), 1);
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+	low = old;
+	low.rlim_cur = (rlim_t)pair[1] + 1;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+	rc = exl3_sup_recv(pair[1], &in, fds, &nr_fds, false);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+	assert_int_equal(rc, -EPROTO);
+	assert_int_equal(nr_fds, 0);
+	assert_int_equal(in.type, EXL3_SUP_KEPT);
+	assert_int_equal(in.id, 7);
+	assert_string_equal(in.text, "model");
+	close(pair[0]);
+	close(pair[1]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		test_case(one_loads_others_wait), test_case(loader_is_lost),
 		test_case(useless_and_damaged),   test_case(never_and_verify),
 		test_case(hostile),               test_case(twice),
-		test_case(after_mapped_tenants),
+		test_case(after_mapped_tenants),  test_case(descriptors_that_do_not_fit),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
