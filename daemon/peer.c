@@ -89,6 +89,7 @@ int exl3_handle_add(struct exl3_peer *peer, const struct exl3_handle *h, uint32_
 
 	while (slot < peer->nr_handles && peer->handles[slot].type != EXL3_HANDLE_NONE)
 		slot++;
+	peer->free_hint = slot; /* also if it is none: not to be looked for again */
 	if (slot >= EXL3_HANDLES_MAX)
 		return exl3_errf(err, -EDQUOT, "a client may have %u handles open",
 				 EXL3_HANDLES_MAX);

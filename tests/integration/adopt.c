@@ -202,6 +202,61 @@ static int limits(const char *path, uint64_t too_much)
 	return 0;
 }
 
+static int register_mla(uint32_t want, uint32_t *ret)
+{
+	RAW_REQUEST(req, register_mla, REGISTER_MLA, Exl3__RegisterMla body = EXL3__REGISTER_MLA__INIT);
+	Exl3__Reply *reply;
+	int code;
+
+	body.heads = 1;
+	body.dim = body.value_dim = 64;
+	body.topk = body.slots = 1;
+	body.cache_dtype = EXL3_F16;
+	body.indices_dtype = EXL3_I32;
+	body.handle = want;
+	reply = raw_call(sock, &req, NULL, NULL);
+	code = reply->code;
+	if (!code)
+		*ret = reply->handle->handle;
+	exl3__reply__free_unpacked(reply, NULL);
+	return code;
+}
+
+/* What 2000 refusals take. */
+static uint64_t refusals_ns(uint32_t want, int expected)
+{
+	uint64_t start = exl3_now_ns();
+	uint32_t id;
+
+	for (int i = 0; i < 2000; i++) {
+		int code = register_mla(want, &id);
+
+		if (code != expected)
+			raw_die("handle %u: code %d, expected %d", want, code, expected);
+	}
+	return exl3_now_ns() - start;
+}
+
+/* All handles there are, under numbers of our choice: to be told that there are no more takes the daemon no search
+ * through all of them each time. */
+static void all_handles(void)
+{
+	uint64_t wrong, full;
+	uint32_t id;
+
+	for (uint32_t i = EXL3_HANDLES_MAX; i-- > 0;) {
+		int code = register_mla(9u << 16 | i, &id);
+
+		if (code && code != -EEXIST) /* those that are open already */
+			raw_die("handle %u: code %d", i, code);
+	}
+	wrong = refusals_ns(1, -EINVAL);
+	full = refusals_ns(0, -EDQUOT);
+	if (full > 8 * wrong)
+		raw_die("2000 refusals take %llu us because all handles are open, %llu us for another reason",
+			(unsigned long long)full / 1000, (unsigned long long)wrong / 1000);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc == 3)
@@ -215,6 +270,7 @@ int main(int argc, char **argv)
 	bad_descriptors();
 	good_one(argv[2], argv[3]);
 	handles(argv[2]);
+	all_handles();
 	close(sock);
 	return 0;
 }
