@@ -104,6 +104,11 @@ static void *executor_main(void *arg)
 	}
 }
 
+bool exl3_executor_more(const struct exl3_executor *ex)
+{
+	return __atomic_load_n(&ex->work_tail, __ATOMIC_RELAXED) - ex->work_head > 1;
+}
+
 void exl3_executor_done(struct exl3_executor *ex, void *tag, int result, uint64_t exec_ns)
 {
 	uint32_t tail = ex->done_tail;

@@ -47,6 +47,9 @@ int exl3_executor_poll(struct exl3_executor *ex, struct exl3_done *done, unsigne
 int exl3_executor_event_fd(struct exl3_executor *ex);
 bool exl3_executor_arm(struct exl3_executor *ex); /* true: nothing to poll, the fd will be written */
 
+/* Executor thread, in begin(): does more work wait behind this one? */
+bool exl3_executor_more(const struct exl3_executor *ex);
+
 /* Executor thread: one result. Never fails: the done ring holds all that was accepted. */
 void exl3_executor_done(struct exl3_executor *ex, void *tag, int result, uint64_t exec_ns);
 

@@ -22,7 +22,7 @@
 
 #define EXECUTOR_SPIN_NS 50000ull   /* between requests of a decoder there are tens of microseconds */
 #define LOOK_ERRORS_NS   2000000ull /* a driver call to see whether the device is well */
-#define UNSAID_MAX       3 /* works in a row whose end a later word tells */
+#define UNSAID_MAX       7 /* works in a row whose end the next one's word tells */
 #define SLEEP_AFTER_NS   500000ull  /* a launch that takes longer is looked at every 20 us */
 
 /*
@@ -147,8 +147,7 @@ static void write_value(CUstreamBatchMemOpParams *op, CUdeviceptr word, uint32_t
 
 /*
  * One driver call: the words of those who wait in streams of theirs, and ours. Each word costs the GPU a
- * fence over PCIe, several microseconds. So while the GPU has other work before this one, ours is left out:
- * whom this one was for knows by his own, and the next work's word, or say(), tells us.
+ * fence over PCIe, so while more work waits ours is left to the next one: whom this one was for knows already.
  */
 static bool signal_end(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 {
@@ -158,24 +157,13 @@ static bool signal_end(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 
 	for (uint32_t i = 0; !slot->result && i < work->nr_signals && i < EXL3_SIGNALS_MAX; i++)
 		write_value(&ops[n++], (CUdeviceptr)work->signals[i].word, work->signals[i].value);
-	slot->unsaid = n && in_flight(dev) && dev->unsaid < UNSAID_MAX;
+	slot->unsaid = n && dev->unsaid < UNSAID_MAX && exl3_executor_more(dev->exec);
 	dev->unsaid = slot->unsaid ? dev->unsaid + 1 : 0;
+	if (slot->unsaid)
+		return dev->cu.StreamBatchMemOp(dev->stream, n, ops, 0) == CUDA_SUCCESS;
 	/* Written also behind a refused request: slots end in order. */
-	if (!slot->unsaid)
-		write_value(&ops[n++], slot->done_dev, slot->seq);
+	write_value(&ops[n++], slot->done_dev, slot->seq);
 	return dev->cu.StreamBatchMemOp(dev->stream, n, ops, 0) == CUDA_SUCCESS;
-}
-
-/* No word is on its way: one for the last work, which has told its clients only. */
-static bool say(struct exl3_dev *dev)
-{
-	struct exl3_cuda_slot *slot = &dev->slot[(dev->tail - 1) % EXL3_CUDA_SLOTS];
-	CUstreamBatchMemOpParams op;
-
-	write_value(&op, slot->done_dev, slot->seq);
-	slot->unsaid = false;
-	dev->unsaid = 0;
-	return dev->cu.StreamBatchMemOp(dev->stream, 1, &op, 0) == CUDA_SUCCESS;
 }
 
 static bool executor_begin(void *arg, const struct exl3_work *work)
@@ -211,21 +199,13 @@ static void fail_all(struct exl3_dev *dev)
 		finish(dev, -EIO, now);
 }
 
-/* The oldest work that has a word; dev->tail: none has. */
-static uint32_t next_said(const struct exl3_dev *dev)
+/* Has the oldest work ended? Its word says so, or that of the next one that has a word. */
+static bool said(const struct exl3_dev *dev)
 {
 	uint32_t i = dev->head;
 
 	while (i != dev->tail && dev->slot[i % EXL3_CUDA_SLOTS].unsaid)
 		i++;
-	return i;
-}
-
-/* Has the oldest work ended? Its word says so, or that of the next one that has a word. */
-static bool said(const struct exl3_dev *dev)
-{
-	uint32_t i = next_said(dev);
-
 	if (i == dev->tail)
 		return false;
 	return __atomic_load_n(dev->slot[i % EXL3_CUDA_SLOTS].done, __ATOMIC_ACQUIRE) ==
@@ -245,10 +225,6 @@ static unsigned executor_progress(void *arg)
 	}
 	while (in_flight(dev) && said(dev))
 		finish(dev, dev->slot[dev->head % EXL3_CUDA_SLOTS].result, exl3_now_ns());
-	if (in_flight(dev) && next_said(dev) == dev->tail && !say(dev)) {
-		fail_all(dev);
-		return 0;
-	}
 	if (!in_flight(dev))
 		return 0;
 	now = exl3_now_ns();

@@ -51,7 +51,7 @@ struct exl3_cuda_slot {
 	uint32_t *done;             /* pinned word, borrowed from dev->pinned: the stream writes seq there */
 	CUdeviceptr done_dev;       /* the same, as the stream addresses it */
 	uint32_t seq;
-	bool unsaid;                /* no word is written for it: it has ended when a later one has */
+	bool unsaid;                /* no word is written for it: it has ended when the next one has */
 	uint64_t launched_ns;
 	uint64_t *skipped;          /* [EXL3_CUDA_ENTRIES], pinned; kernels add to it */
 	uint64_t *skipped_dev;      /* the same, as kernels address it */

@@ -20,8 +20,11 @@ static const gemv_instance *const gemv_lists[] = {
 	gemv_rate_2, gemv_rate_3,  gemv_rate_4,  gemv_rate_5,  gemv_rate_6, gemv_rate_7,
 	gemv_rate_8, gemv_rate_10, gemv_rate_12, gemv_rate_14, gemv_rate_16};
 
-/* Where the image is made, and whether wgmma multiplies; a kernel of the table is a set of these. */
-enum gemv_mode { MODE_FUSED = 1, MODE_SHARED = 2, MODE_WIDE = 4, MODE_ANY = 7 };
+enum gemv_mode {
+	MODE_AUTO,
+	MODE_FUSED = 1,
+	MODE_SHARED = 2,
+};
 
 /* Shared memory of a block: an SM's, by compute capability, less 1 KiB per block for the system. */
 static uint32_t gemv_smem_max(int cc)
@@ -29,20 +32,15 @@ static uint32_t gemv_smem_max(int cc)
 	return (cc >= 120 ? 99 : cc >= 90 ? 227 : cc == 80 || cc == 87 ? 163 : 99) * 1024;
 }
 
-enum { IMAGE_WARPS = 2 }; /* of a block: few, for they shall fit beside a block of the main kernel */
-
 /* Shared image: one warp per 8 (block, token) pairs of a shard; blockIdx.y is the shard. */
-static __global__ void __launch_bounds__(IMAGE_WARPS * 32)
-	gemv_image_kernel(const __grid_constant__ gemv_args a)
+static __global__ void __launch_bounds__(128) gemv_image_kernel(const __grid_constant__ gemv_args a)
 {
-	gemv_touch(a);
 	grid_launch_dependents();
 	grid_wait();
 	if (!(a.ablate & ABLATE_TRANSFORM))
 		gemv_transform(a, a.shard[blockIdx.y].suh, a.kt / 8,
 			       a.image + (size_t)blockIdx.y * a.kt * (a.image_n ? a.image_n : a.m) * 8,
-			       blockIdx.x * IMAGE_WARPS + (threadIdx.x >> 5),
-			       gridDim.x * IMAGE_WARPS);
+			       blockIdx.x * 4 + (threadIdx.x >> 5), gridDim.x * 4);
 }
 
 struct gemv_plan {
@@ -52,19 +50,17 @@ struct gemv_plan {
 	uint32_t smem;
 };
 
-static const gemv_instance *gemv_find(const struct exl3_matrix *w, uint32_t m, int cc,
-				      enum gemv_mode mode, bool bytes)
+static const gemv_instance *gemv_find(const struct exl3_matrix *w, uint32_t m, int variant, int cc,
+				      bool bytes, bool fused)
 {
 	const gemv_instance *best = NULL;
 
 	for (const gemv_instance *list : gemv_lists)
 		for (const gemv_instance *i = list; i->kernel; i++) {
-			const bool wide = i->form == FORM_WIDE;
-
 			if (i->rate2 != w->rate2 || i->codebook != w->codebook ||
-			    i->shape.tokens < m || i->fused != (mode == MODE_FUSED) ||
-			    wide != (mode == MODE_WIDE) || (wide && cc != 90) ||
-			    (i->form == FORM_BYTES && !bytes))
+			    i->variant != variant || i->shape.tokens < m ||
+			    i->fused != fused || (i->form == FORM_BYTES && !bytes) ||
+			    (i->form == FORM_WIDE && cc != 90))
 				continue;
 			if (!best || i->shape.tokens < best->shape.tokens)
 				best = i;
@@ -117,10 +113,11 @@ static uint32_t gemv_blocks(const gemv_instance *i, uint32_t sms, uint32_t strip
 }
 
 static bool gemv_try(const struct exl3_cuda_linear *a, const struct exl3_matrix *w, uint32_t strips,
-		     enum gemv_mode mode, gemv_plan *ret)
+		     int variant, bool fused, gemv_plan *ret)
 {
 	for (int bytes = 1; bytes >= 0; bytes--) {
-		const gemv_instance *i = gemv_find(w, gemv_rows(a), a->device_cc, mode, bytes);
+		const gemv_instance *i = gemv_find(w, gemv_rows(a), variant, a->device_cc,
+							bytes, fused);
 		uint32_t span;
 
 		if (!i)
@@ -128,7 +125,7 @@ static bool gemv_try(const struct exl3_cuda_linear *a, const struct exl3_matrix 
 		const uint32_t blocks =
 			gemv_blocks(i, (uint32_t)a->device_sms, strips, w->k / 16, &span);
 
-		*ret = gemv_plan{i, blocks, mode == MODE_FUSED ? span : 0, 0};
+		*ret = gemv_plan{i, blocks, fused ? span : 0, 0};
 		if (gemv_fits(i, a, ret))
 			return true;
 	}
@@ -136,28 +133,33 @@ static bool gemv_try(const struct exl3_cuda_linear *a, const struct exl3_matrix 
 }
 
 /*
- * Shape of one launch over @strips strips, of those in @modes. Measured on an H200: up to 8 rows, every block
- * makes the image that it needs where that is few rows of 128 values (more for mul1, whose bytes need it),
- * else a kernel before makes it for all; from 9 rows on wgmma.
+ * Shape of one launch over @strips strips. Measured on an H200: every block makes the image that it
+ * needs where that is few rows of 128 values, else a kernel before makes it for all.
  */
 static int gemv_choose(const struct exl3_cuda_linear *a, const struct exl3_matrix *w,
-		       uint32_t strips, int modes, gemv_plan *ret)
+		       uint32_t strips, int variant, int mode, gemv_plan *ret)
 {
-	const uint32_t kb = w->k / 128, m = gemv_rows(a);
-	const uint32_t per_sm = strips * kb / (uint32_t)a->device_sms + 2;
-	const uint32_t rows = m * (per_sm < kb ? per_sm : kb);
-	const bool few = rows <= (w->codebook == EXL3_CB_MUL1 ? 48 : 12);
-	const enum gemv_mode order[] = {m > 8 ? MODE_WIDE : few ? MODE_FUSED : MODE_SHARED,
-					MODE_SHARED, MODE_FUSED, MODE_WIDE};
+	bool ok = false;
 
-	for (enum gemv_mode mode : order) {
-		/* Blocks that make their part of the image choose how by m itself. */
-		if (mode == MODE_FUSED && a->class_m)
-			continue;
-		if ((modes & mode) && gemv_try(a, w, strips, mode, ret))
-			return 0;
+	if (variant == VARIANT_AUTO && mode == MODE_AUTO) {
+		const uint32_t kb = w->k / 128, per_sm = strips * kb / (uint32_t)a->device_sms + 2;
+		const uint32_t m = gemv_rows(a), rows = m * (per_sm < kb ? per_sm : kb);
+
+		if (m > 8)
+			ok = gemv_try(a, w, strips, VARIANT_WIDE, false, ret);
+		else if (rows <= 48 || (m <= 4 && w->codebook == EXL3_CB_MUL1))
+			ok = gemv_try(a, w, strips, VARIANT_W12, true, ret);
+		else
+			ok = gemv_try(a, w, strips, VARIANT_W16, false, ret);
 	}
-	return -EOPNOTSUPP;
+	if (variant == VARIANT_AUTO)
+		variant = VARIANT_W12;
+	if (!ok && !(mode & MODE_FUSED))
+		ok = gemv_try(a, w, strips, variant, false, ret);
+	/* Blocks that make their part of the image choose how by m itself. */
+	if (!ok && !(mode & MODE_SHARED) && !a->class_m)
+		ok = gemv_try(a, w, strips, variant, true, ret);
+	return ok ? 0 : -EOPNOTSUPP;
 }
 
 /* Tokens of an image for wgmma are 16 or 32. */
@@ -165,7 +167,7 @@ static size_t gemv_image_bytes(const struct exl3_cuda_linear *a)
 {
 	const uint32_t m = gemv_rows(a);
 
-	return (size_t)a->nr_shards * a->shard[0].k / 16 * (m <= 16 ? 16 : 32) * 32;
+	return (size_t)a->nr_shards * a->shard[0].k / 16 * (m <= 8 ? 8 : m <= 16 ? 16 : 32) * 32;
 }
 
 /* Shards that are alike, from @from on, packed into one launch; @done marks them. */
@@ -199,7 +201,7 @@ static uint32_t gemv_gather(const struct exl3_cuda_linear *a, uint32_t from, boo
 	return nr;
 }
 
-static bool gemv_supports(const struct exl3_cuda_linear *a, int modes)
+static bool gemv_supports(const struct exl3_cuda_linear *a, int variant, int mode)
 {
 	bool done[EXL3_CUDA_SHARDS_MAX] = {};
 	gemv_args g;
@@ -213,7 +215,7 @@ static bool gemv_supports(const struct exl3_cuda_linear *a, int modes)
 		if (done[s])
 			continue;
 		gemv_gather(a, s, done, &g, &strips);
-		if (gemv_choose(a, &a->shard[s], strips, modes, &plan))
+		if (gemv_choose(a, &a->shard[s], strips, variant, mode, &plan))
 			return false;
 	}
 	return true;
@@ -242,7 +244,8 @@ static cudaError_t gemv_launch_one(const void *kernel, dim3 grid, uint32_t threa
 	return cudaLaunchKernelExC(&cfg, kernel, params);
 }
 
-static int gemv_launch(const struct exl3_cuda_linear *a, int modes, cudaStream_t stream)
+static int gemv_launch(const struct exl3_cuda_linear *a, int variant, int mode,
+		       cudaStream_t stream)
 {
 	bool done[EXL3_CUDA_SHARDS_MAX] = {};
 	bool programmatic = a->programmatic && a->device_cc >= 90;
@@ -256,7 +259,7 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int modes, cudaStream_t
 		if (done[s])
 			continue;
 		g.nr_shards = gemv_gather(a, s, done, &g, &strips);
-		if (gemv_choose(a, &a->shard[s], strips, modes, &p))
+		if (gemv_choose(a, &a->shard[s], strips, variant, mode, &p))
 			return -EOPNOTSUPP;
 		g.r = rows_of(a);
 		g.m = a->m;
@@ -281,16 +284,9 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int modes, cudaStream_t
 		if (!p.image_blocks) {
 			const uint32_t steps = (g.kt / 8 * a->m + 7) / 8;
 
-			/* The same division of an SM's memory as the main kernel's: else neither starts
-			 * where the other still runs. */
-			e = cudaFuncSetAttribute((const void *)gemv_image_kernel,
-						 cudaFuncAttributePreferredSharedMemoryCarveout,
-						 cudaSharedmemCarveoutMaxShared);
-			if (e == cudaSuccess)
-				e = gemv_launch_one((const void *)gemv_image_kernel,
-						    dim3((steps + IMAGE_WARPS - 1) / IMAGE_WARPS,
-							 g.nr_shards),
-						    IMAGE_WARPS * 32, 0, programmatic, &g, stream);
+			e = gemv_launch_one((const void *)gemv_image_kernel,
+					    dim3((steps + 3) / 4, g.nr_shards), 128, 0,
+					    programmatic, &g, stream);
 			if (e != cudaSuccess)
 				return -EIO;
 			/* Inside the operation, the weights' first loads may overlap the transform. */
@@ -313,20 +309,24 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int modes, cudaStream_t
 
 } /* namespace exl3 */
 
-#define GEMV_KERNEL(NAME, MODES)                                                                        \
-	{                                                                                               \
-		NAME,                                                                                   \
-			[](const struct exl3_cuda_linear *a) { return exl3::gemv_supports(a, MODES); }, \
-			exl3::gemv_ws_bytes,                                                            \
-			[](const struct exl3_cuda_linear *a, cudaStream_t stream) {                     \
-				return exl3::gemv_launch(a, MODES, stream);                             \
-			},                                                                              \
+#define GEMV_KERNEL(NAME, VARIANT, MODE)                                                        \
+	{                                                                                       \
+		NAME,                                                                           \
+			[](const struct exl3_cuda_linear *a) {                                  \
+				return exl3::gemv_supports(a, exl3::VARIANT, exl3::MODE);       \
+			},                                                                      \
+			exl3::gemv_ws_bytes,                                                    \
+			[](const struct exl3_cuda_linear *a, cudaStream_t stream) {             \
+				return exl3::gemv_launch(a, exl3::VARIANT, exl3::MODE, stream); \
+			},                                                                      \
 	}
 
 extern "C" const struct exl3_cuda_linear_kernel exl3_cuda_gemv_kernels[] = {
-	GEMV_KERNEL("gemv", exl3::MODE_ANY),
-	GEMV_KERNEL("gemv_fused", exl3::MODE_FUSED),
-	GEMV_KERNEL("gemv_shared", exl3::MODE_SHARED),
-	GEMV_KERNEL("gemv_wide", exl3::MODE_WIDE),
+	GEMV_KERNEL("gemv", VARIANT_AUTO, MODE_AUTO),
+	GEMV_KERNEL("gemv_w12_fused", VARIANT_W12, MODE_FUSED),
+	GEMV_KERNEL("gemv_w12_shared", VARIANT_W12, MODE_SHARED),
+	GEMV_KERNEL("gemv_w16_fused", VARIANT_W16, MODE_FUSED),
+	GEMV_KERNEL("gemv_w16_shared", VARIANT_W16, MODE_SHARED),
+	GEMV_KERNEL("gemv_wide", VARIANT_WIDE, MODE_SHARED),
 	{},
 };

@@ -138,8 +138,6 @@ EXL3_DEV int gemv_shard_of(const gemv_args &a, uint32_t strip)
 {
 	int s = 0;
 
-	if (likely(a.nr_shards == 1))
-		return 0;
 #pragma unroll 1
 	for (uint32_t i = 1; i < a.nr_shards; i++)
 		if (strip >= a.shard[i].strip)
@@ -161,14 +159,10 @@ EXL3_DEV void slot_send(uint32_t *slot, const float (&v)[4])
 				       slot_bits(v[3])));
 }
 
-EXL3_DEV bool slot_empty(const uint4 &w)
+EXL3_DEV void slot_add(uint32_t *slot, uint4 w, float (&v)[4])
 {
-	return !w.x || !w.y || !w.z || !w.w;
-}
-
-/* Adds what has arrived and leaves the slot empty. */
-EXL3_DEV void slot_take(uint32_t *slot, const uint4 &w, float (&v)[4])
-{
+	while (!w.x || !w.y || !w.z || !w.w)
+		w = load_relaxed(slot);
 	*(uint4 *)slot = make_uint4(0, 0, 0, 0);
 	v[0] += __uint_as_float(~w.x);
 	v[1] += __uint_as_float(~w.y);
@@ -396,26 +390,6 @@ EXL3_DEV void gemv_output(const gemv_out &o, const gemv_shard &s, float (&v)[4])
 		store_four(o.row, s.base_log + o.n, s.base_log + s.n_log, v);
 }
 
-/* A token's sums of all warps, this lane's four columns. */
-template <class C>
-EXL3_DEV void gemv_add_parts(const float *red, uint32_t part, uint32_t t, float (&v)[4])
-{
-	const uint32_t lane = threadIdx.x & 31;
-	const uint32_t half = 4 * lane / (C::NT * 16), col = 4 * lane % (C::NT * 16);
-
-	v[0] = v[1] = v[2] = v[3] = 0.0f;
-#pragma unroll 4
-	for (int kg = 0; kg < C::KG; kg++) {
-		const float4 r = *(const float4 *)(red + (kg * C::HALVES + half) * part + t * C::ROW +
-						   col);
-
-		v[0] += r.x;
-		v[1] += r.y;
-		v[2] += r.z;
-		v[3] += r.w;
-	}
-}
-
 /*
  * A strip's sums over all warps, then over blocks. @lo: where the block's part of the strip begins;
  * @owner: the block's range reaches the end of the strip.
@@ -424,14 +398,14 @@ template <class C>
 EXL3_DEV void gemv_reduce(const gemv_args &a, const gemv_shard &s, uint32_t strip, const float *red,
 			  uint32_t token0, uint32_t lo, bool owner)
 {
-	constexpr int BATCH = 4;                              /* slots asked for at a time */
-	constexpr int TOKENS = C::RED > C::WARPS ? 2 : 1; /* of a warp at a time */
+	constexpr int BATCH = 4; /* slots asked for at a time */
 	uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
 
 	keep(warp);
 	keep(lane);
 	const uint32_t tokens = min(a.m - token0, (uint32_t)C::RED);
 	const uint32_t part = min(a.m, (uint32_t)C::RED) * C::ROW;
+	const uint32_t half = 4 * lane / (C::NT * 16), col = 4 * lane % (C::NT * 16);
 	const uint32_t first = strip * a.kt;
 	const size_t stride = (size_t)a.m * 128;
 	uint32_t c = blockIdx.x;
@@ -441,79 +415,49 @@ EXL3_DEV void gemv_reduce(const gemv_args &a, const gemv_shard &s, uint32_t stri
 		do
 			c--;
 		while (gemv_begin(a, c) > first);
-	uint32_t *const slots = a.slots + token0 * 128 + 4 * lane;
-
-	if (a.ablate & ABLATE_REDUCE)
-		return;
-	if (!owner) {
 #pragma unroll 1
-		for (uint32_t t = warp; t < tokens; t += C::WARPS) {
-			float v[4];
+	for (uint32_t t = warp; t < tokens; t += C::WARPS) {
+		const uint32_t token = token0 + t;
+		uint32_t *slot = a.slots + token * 128 + 4 * lane;
+		uint4 w[BATCH];
+		gemv_out out;
+		float v[4] = {0, 0, 0, 0};
 
-			gemv_add_parts<C>(red, part, t, v);
-			slot_send(slots + t * 128 + blockIdx.x * stride, v);
+		if (owner)
+			out = gemv_prepare(a, s, strip, token, lane);
+#pragma unroll 4
+		for (int kg = 0; kg < C::KG; kg++) {
+			const float4 r = *(const float4 *)(red + (kg * C::HALVES + half) * part +
+							   t * C::ROW + col);
+
+			v[0] += r.x;
+			v[1] += r.y;
+			v[2] += r.z;
+			v[3] += r.w;
 		}
-		return;
-	}
+		if (a.ablate & ABLATE_REDUCE) {
+			if (v[0] == 1.2345f)
+				a.slots[0] = 0;
+			continue;
+		}
+		if (!owner) {
+			slot_send(slot + blockIdx.x * stride, v);
+			continue;
+		}
+		/* In ascending order of blocks. */
+#pragma unroll
+		for (int i = 0; i < BATCH; i++)
+			if (c + i < blockIdx.x)
+				w[i] = load_relaxed(slot + (c + i) * stride);
+#pragma unroll
+		for (int i = 0; i < BATCH; i++)
+			if (c + i < blockIdx.x)
+				slot_add(slot + (c + i) * stride, w[i], v);
 #pragma unroll 1
-	for (uint32_t t0 = warp; t0 < tokens; t0 += TOKENS * C::WARPS) {
-		uint4 w[TOKENS][BATCH];
-		gemv_out out[TOKENS];
-		float v[TOKENS][4];
-		bool late;
-
-#pragma unroll
-		for (int p = 0; p < TOKENS; p++) {
-			const uint32_t t = t0 + p * C::WARPS;
-
-			if (t < tokens) {
-				out[p] = gemv_prepare(a, s, strip, token0 + t, lane);
-				gemv_add_parts<C>(red, part, t, v[p]);
-			}
-#pragma unroll
-			for (int i = 0; i < BATCH; i++)
-				w[p][i] = make_uint4(0, 0, 0, 0);
-		}
-		/* Asked again together, or each that is late would cost a latency of its own. */
-		do {
-			late = false;
-#pragma unroll
-			for (int p = 0; p < TOKENS; p++) {
-				const uint32_t t = t0 + p * C::WARPS;
-
-#pragma unroll
-				for (int i = 0; i < BATCH; i++)
-					if (t < tokens && c + i < blockIdx.x && slot_empty(w[p][i])) {
-						w[p][i] = load_relaxed(slots + t * 128 +
-								       (c + i) * stride);
-						late = true;
-					}
-			}
-		} while (late);
-#pragma unroll
-		for (int p = 0; p < TOKENS; p++) {
-			const uint32_t t = t0 + p * C::WARPS;
-			uint32_t *const slot = slots + t * 128;
-
-			if (t >= tokens)
-				break;
-			/* Added in ascending order of blocks. */
-#pragma unroll
-			for (int i = 0; i < BATCH; i++)
-				if (c + i < blockIdx.x)
-					slot_take(slot + (c + i) * stride, w[p][i], v[p]);
-#pragma unroll 1
-			for (uint32_t d = c + BATCH; d < blockIdx.x; d++) {
-				uint4 more;
-
-				do
-					more = load_relaxed(slot + d * stride);
-				while (slot_empty(more));
-				slot_take(slot + d * stride, more, v[p]);
-			}
-			__syncwarp();
-			gemv_output(out[p], s, v[p]);
-		}
+		for (uint32_t d = c + BATCH; d < blockIdx.x; d++)
+			slot_add(slot + d * stride, load_relaxed(slot + d * stride), v);
+		__syncwarp();
+		gemv_output(out, s, v);
 	}
 }
 
@@ -626,11 +570,11 @@ EXL3_DEV void gemv_trace(const gemv_args &a, gemv_point point)
 
 /*
  * Fused: the part of the image that the rest of the range needs; returns its first block of k. @between
- * runs while x is on its way.
+ * runs while x is on its way, or, with @first, before it is asked for.
  */
 template <class C, class F>
 EXL3_DEV uint32_t gemv_make_image(const gemv_args &a, const gemv_layout &l, int shard,
-				  uint32_t begin, uint32_t hi, char *smem, F between)
+				  uint32_t begin, uint32_t hi, char *smem, bool first, F between)
 {
 	uint32_t *image = (uint32_t *)(smem + l.image);
 	uint32_t *peak = C::FORM == FORM_BYTES ? (uint32_t *)(smem + l.peak) : (uint32_t *)NULL;
@@ -648,13 +592,15 @@ EXL3_DEV uint32_t gemv_make_image(const gemv_args &a, const gemv_layout &l, int 
 	const uint32_t total = a.ablate & ABLATE_TRANSFORM ? 0 : nb * a.m;
 	const bool few = total <= C::WARPS;
 
-	if (few) {
-		if (warp < total)
+#pragma unroll 1
+	for (int pass = 0; pass < 2; pass++) {
+		if (first == (pass == 0))
+			between();
+		else if (!few)
+			gemv_rows_load(a, suh, kb, kb0, nb, warp * 8, eight);
+		else if (warp < total)
 			gemv_row_load(a, suh, kb, kb0, warp, one);
-	} else {
-		gemv_rows_load(a, suh, kb, kb0, nb, warp * 8, eight);
 	}
-	between();
 	if (C::FORM == FORM_BYTES && threadIdx.x < a.m)
 		peak[threadIdx.x] = 0;
 	__syncthreads(); /* the image before is not used any more */
@@ -813,10 +759,9 @@ __global__ void __launch_bounds__(C::WARPS * 32, 1)
 		gemv_trace(a, AT_ASKED);
 	};
 
-	if (!C::FUSED || unlikely(a.weights_first)) {
+	if (!C::FUSED) {
 		first_copies();
-		if (!C::FUSED)
-			gemv_trace(a, AT_X);
+		gemv_trace(a, AT_X);
 	}
 	uint32_t kb0 = 0;
 	int image_shard = -1;
@@ -832,8 +777,8 @@ __global__ void __launch_bounds__(C::WARPS * 32, 1)
 
 		if (C::FUSED && shard != image_shard) {
 			kb0 = gemv_make_image<C>(a, l, shard, begin, min(end, top + a.kt),
-						 gemv_smem, [&] {
-							 if (image_shard < 0 && !a.weights_first)
+						 gemv_smem, a.weights_first, [&] {
+							 if (image_shard < 0)
 								 first_copies();
 						 });
 			image_shard = shard;

@@ -10,53 +10,60 @@
 namespace exl3
 {
 
+enum gemv_variant { VARIANT_AUTO = -1, VARIANT_W12, VARIANT_W16, VARIANT_WIDE };
+
 struct gemv_instance {
 	void (*kernel)(const gemv_args); /* NULL ends a list */
 	uint8_t rate2, codebook, form;
-	uint8_t kg, k_tiles;
+	uint8_t variant, kg, k_tiles;
 	bool fused;
 	gemv_shape shape;
 };
 
-template <class C> static constexpr gemv_instance gemv_entry()
+template <class C> static constexpr gemv_instance gemv_entry(int variant)
 {
-	return {gemv_kernel<C>, C::RATE2,   C::CB,    C::FORM,
-		C::KG,          C::K_TILES, C::FUSED, gemv_shape_of<C>()};
+	return {gemv_kernel<C>,   C::RATE2,  C::CB, C::FORM,
+		(uint8_t)variant, C::KG,  C::K_TILES, C::FUSED,
+		gemv_shape_of<C>()};
 }
 
-template <class C> static constexpr gemv_instance wide_entry()
+template <class C> static constexpr gemv_instance wide_entry(int variant)
 {
-	return {wide_kernel<C>, C::RATE2,   C::CB,    C::FORM,
-		C::KG,          C::K_TILES, C::FUSED, wide_shape_of<C>()};
+	return {wide_kernel<C>, C::RATE2, C::CB,    C::FORM,
+		(uint8_t)variant, C::KG,  C::K_TILES, C::FUSED, wide_shape_of<C>()};
 }
 
 /*
  * Tiles and warps that were best on an H200. HX, the share of window cuts on the multiplier's pipe: all
  * where nothing else loads that pipe, half for pairs of halves, none where mul1's byte sums do.
  */
-#define GEMV_FUSED  8, 2, 12, 3 /* tiles per warp, k-tiles, warps, stages */
-#define GEMV_SHARED 8, 2, 12, 2
-#define GEMV_TWO    8, 1, 12, 3 /* groups of columns */
-#define GEMV_FOUR   8, 1, 8, 4
+#define GEMV_W12 8, 1, 12, 3 /* tiles per warp, k-tiles, warps, stages */
+#define GEMV_W16 8, 1, 16, 3
+#define GEMV_W8  8, 1, 8, 4  /* registers for four groups of columns */
 
-#define GEMV_ONE_(R, CB, FORM, MG, NT, KT, W, S, HX, FUSED) \
-	gemv_entry<gemv_cfg<R, CB, FORM, MG, NT, KT, W, S, HX, FUSED>>()
+#define GEMV_ONE_(R, CB, V, FORM, MG, NT, KT, W, S, HX, FUSED) \
+	gemv_entry<gemv_cfg<R, CB, FORM, MG, NT, KT, W, S, HX, FUSED>>(V)
 #define GEMV_ONE(...) GEMV_ONE_(__VA_ARGS__)
-#define GEMV_WIDE(R, CB, HX) \
-	wide_entry<wide_cfg<R, CB, 16, 2, HX>>(), wide_entry<wide_cfg<R, CB, 32, 2, HX>>()
+#define GEMV_WIDE(R, CB, HX)                                \
+	wide_entry<wide_cfg<R, CB, 16, 2, HX>>(VARIANT_WIDE),  \
+		wide_entry<wide_cfg<R, CB, 32, 2, HX>>(VARIANT_WIDE)
 
-#define GEMV_HALVES(R, CB)                                              \
-	GEMV_ONE(R, CB, FORM_DUP, 1, GEMV_FUSED, 2, true),              \
-		GEMV_ONE(R, CB, FORM_DUP, 1, GEMV_SHARED, 2, false),    \
-		GEMV_ONE(R, CB, FORM_PACKED, 2, GEMV_TWO, 1, false),    \
-		GEMV_ONE(R, CB, FORM_PACKED, 4, GEMV_FOUR, 1, false),   \
+#define GEMV_HALVES(R, CB)                                                   \
+	GEMV_ONE(R, CB, VARIANT_W12, FORM_DUP, 1, GEMV_W12, 2, true),        \
+		GEMV_ONE(R, CB, VARIANT_W12, FORM_DUP, 1, GEMV_W12, 2, false),    \
+		GEMV_ONE(R, CB, VARIANT_W16, FORM_DUP, 1, GEMV_W16, 2, true),     \
+		GEMV_ONE(R, CB, VARIANT_W16, FORM_DUP, 1, GEMV_W16, 2, false),    \
+		GEMV_ONE(R, CB, VARIANT_W12, FORM_PACKED, 2, GEMV_W12, 1, false), \
+		GEMV_ONE(R, CB, VARIANT_W12, FORM_PACKED, 4, GEMV_W8, 1, false),  \
 		GEMV_WIDE(R, CB, 1)
-#define GEMV_MUL1(R)                                                        \
-	GEMV_ONE(R, CB_MUL1, FORM_BYTES, 1, GEMV_FUSED, 1, true),           \
-		GEMV_ONE(R, CB_MUL1, FORM_PACKED, 1, GEMV_FUSED, 0, true),   \
-		GEMV_ONE(R, CB_MUL1, FORM_PACKED, 1, GEMV_SHARED, 0, false), \
-		GEMV_ONE(R, CB_MUL1, FORM_PACKED, 2, GEMV_TWO, 0, false),    \
-		GEMV_ONE(R, CB_MUL1, FORM_PACKED, 4, GEMV_FOUR, 0, false),   \
+#define GEMV_MUL1(R)                                                                   \
+	GEMV_ONE(R, CB_MUL1, VARIANT_W12, FORM_BYTES, 1, GEMV_W12, 1, true),           \
+		GEMV_ONE(R, CB_MUL1, VARIANT_W16, FORM_BYTES, 1, GEMV_W16, 1, true),   \
+		GEMV_ONE(R, CB_MUL1, VARIANT_W12, FORM_PACKED, 1, GEMV_W12, 0, true),  \
+		GEMV_ONE(R, CB_MUL1, VARIANT_W12, FORM_PACKED, 1, GEMV_W12, 0, false), \
+		GEMV_ONE(R, CB_MUL1, VARIANT_W16, FORM_PACKED, 1, GEMV_W16, 0, false), \
+		GEMV_ONE(R, CB_MUL1, VARIANT_W12, FORM_PACKED, 2, GEMV_W12, 0, false), \
+		GEMV_ONE(R, CB_MUL1, VARIANT_W12, FORM_PACKED, 4, GEMV_W8, 0, false),  \
 		GEMV_WIDE(R, CB_MUL1, 0)
 
 #define EXL3_GEMV_WHOLE(R)                             \

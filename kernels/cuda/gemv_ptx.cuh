@@ -7,10 +7,6 @@
 
 #include "kernels/cuda/ptx.cuh"
 
-/* Code of rare cases is moved out of the way: jumps over it are misses of the instruction cache. */
-#define likely(x)   __builtin_expect(!!(x), 1)
-#define unlikely(x) __builtin_expect(!!(x), 0)
-
 #if defined(__CUDACC__) && !defined(EXL3_EMULATE)
 #include "kernels/cuda/wgmma.cuh"
 

@@ -170,7 +170,7 @@ EXL3_DEV void load_raw(const row_in &s, uint32_t i, const __half *suh, raw_four 
 {
 	r.h = *(const uint2 *)(suh + i);
 	r.dtype = s.dtype;
-	if (__builtin_expect(i + 4 > s.limit || (uintptr_t)s.x & 15, 0)) {
+	if (i + 4 > s.limit || (uintptr_t)s.x & 15) {
 		uint4 none;
 
 		load_ragged(s, i, 4, r.x, none);
@@ -189,7 +189,7 @@ EXL3_DEV void load_raw(const row_in &s, uint32_t i, const __half *suh, raw_rows 
 	for (int c = 0; c < 4; c++)
 		r.h[c] = *(const uint4 *)(suh + i + 32 * c);
 	r.dtype = s.dtype;
-	if (__builtin_expect(i + 104 > s.limit || (uintptr_t)s.x & 15, 0)) { /* ragged end, odd beginning */
+	if (i + 104 > s.limit || (uintptr_t)s.x & 15) { /* a row's ragged end, or an odd beginning */
 #pragma unroll 1
 		for (int c = 0; c < 4; c++) {
 			uint4 lo, hi;

@@ -205,16 +205,9 @@ int main(void)
 	check<packed2>("4 bits mcg, packed", 256, 256, {128}, 13, 2, true);
 	check<packed4_shared>("2.5 bits mul1, packed", 256, 256, {128}, 31, 2);
 	check<packed4>("2.5 bits mul1, packed", 128, 128, {128}, 18, 1);
-	using sums_shared = gemv_cfg<8, CB_MUL1, FORM_PACKED, 1, 8, 2, 12, 2, 0, false>;
-	using bytes_pairs = gemv_cfg<8, CB_MUL1, FORM_BYTES, 1, 8, 2, 12, 3, 1, true>;
-	using dup_pairs_shared = gemv_cfg<8, CB_MCG, FORM_DUP, 1, 8, 2, 12, 2, 2, false>;
 	using sums = gemv_cfg<8, CB_MUL1, FORM_PACKED, 1, 8, 2, 12, 3, 0, true>;
 
 	check<sums>("4 bits mul1, sums", 384, 384, {256}, 7, 2);
-	check<sums_shared>("4 bits mul1, sums", 1152, 1150, {256, 128}, 5, 3);
-	check<bytes_pairs>("4 bits mul1, bytes", 896, 896, {256, 128}, 3, 3);
-	check<dup_pairs_shared>("4 bits mcg, dup", 1152, 1152, {384}, 8, 7);
-	check<dup_pairs_shared>("4 bits mcg, dup", 1024, 1024, {128}, 2, 5);
 	check<bytes>("4 bits mul1, bytes", 256, 200, {256}, 4, 3);
 	check<bytes>("4 bits mul1, bytes", 256, 256, {128, 128}, 1, 2, true);
 	check<dup8_shared>("8 bits mcg, dup", 512, 510, {256}, 5, 3);
