@@ -2,14 +2,12 @@
 /*
  * moe_cuda.cu - times the routed block on a GPU: graph replays, cold weights, fresh routing each call.
  *
- * moe_cuda [--csv FILE] [--commit TEXT] [--shape 0|1] [--tokens N,N..] [--workspace MiB] [--steps]
- *   --steps: also with only the first launches; --workspace: default as the daemon's
+ * moe_cuda [--csv FILE] [--commit TEXT] [--quick] [--steps]: the last also with only the first launches
  * Two shapes: 256 experts top-8 hidden 2048 inter 512, and 288 experts top-8 hidden 4096 inter 1536; 4 bits,
  * mcg. Layers rotate so that a weight read once is out of the L2 when it is read again. The bound counts
  * the touched experts' trellis at this run's own read rate.
  */
 #include "kernels/cuda/moe.h"
-#include "kernels/cuda/workspace.h"
 #include "kernels/format.h"
 
 #include <cuda_fp16.h>
@@ -20,7 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <string>
 #include <vector>
 
 #define CUDA(call)                                                                                 \
@@ -153,59 +150,42 @@ static layer make_layer(const shape &s, int rate2, int cb, uint32_t seed)
 
 int main(int argc, char **argv)
 {
-	const char *csv = NULL, *commit = getenv("EXL3_COMMIT"), *tokens = NULL;
-	size_t ws_bytes = 0;
-	int steps = 0, only = -1;
-	std::string command = argv[0];
+	const char *csv = NULL, *commit = getenv("EXL3_COMMIT") ? getenv("EXL3_COMMIT") : "unknown";
+	bool quick = false;
+	int steps = 0;
 
 	for (int i = 1; i < argc; i++) {
 		if (!strcmp(argv[i], "--csv") && i + 1 < argc)
 			csv = argv[++i];
 		else if (!strcmp(argv[i], "--commit") && i + 1 < argc)
 			commit = argv[++i];
-		else if (!strcmp(argv[i], "--shape") && i + 1 < argc)
-			only = atoi(argv[++i]);
-		else if (!strcmp(argv[i], "--tokens") && i + 1 < argc)
-			tokens = argv[++i];
-		else if (!strcmp(argv[i], "--workspace") && i + 1 < argc)
-			ws_bytes = (size_t)atoi(argv[++i]) << 20;
+		else if (!strcmp(argv[i], "--quick"))
+			quick = true;
 		else if (!strcmp(argv[i], "--steps"))
 			steps = 4;
-		else
-			return fprintf(stderr, "moe_cuda: unknown option %s\n", argv[i]), 2;
 	}
-	for (int i = 1; i < argc; i++)
-		command += std::string(" ") + argv[i];
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	cudaDeviceProp prop;
 	CUDA(cudaGetDeviceProperties(&prop, 0));
 	const double rate = read_rate();
-
-	if (!ws_bytes)
-		ws_bytes = exl3_cuda_ws_default(prop.totalGlobalMem);
+	const size_t ws_bytes = (size_t)3 << 30;
 	char *ws;
 	FILE *f = csv ? fopen(csv, "w") : NULL;
 	static const shape shapes[] = {{256, 2048, 512}, {288, 4096, 1536}};
-	std::vector<uint32_t> counts = {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048, 8192};
+	static const uint32_t counts[] = {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048, 8192};
 	const uint32_t topk = 8;
 
-	for (char *at = (char *)tokens; at && *at; at += *at == ',') {
-		if (at == tokens)
-			counts.clear();
-		counts.push_back((uint32_t)strtoul(at, &at, 10));
-	}
 	CUDA(cudaMalloc((void **)&ws, ws_bytes));
 	CUDA(cudaMemset(ws, 0, EXL3_CUDA_WS_ZERO));
 	printf("%s, read %.2f TB/s\n", prop.name, rate * 1e-12);
 	if (f) {
-		setvbuf(f, NULL, _IOLBF, 0);
-		fprintf(f, "# %s; commit %s; %s; read %.3f TB/s; workspace %zu MiB\n", command.c_str(),
-			commit ? commit : "", prop.name, rate * 1e-12, ws_bytes >> 20);
+		fprintf(f, "# %s", argv[0]);
+		for (int i = 1; i < argc; i++)
+			fprintf(f, " %s", argv[i]);
+		fprintf(f, "; commit %s; %s; read %.3f TB/s\n", commit, prop.name, rate * 1e-12);
 		fprintf(f, "experts,topk,hidden,inter,bits,codebook,tokens,us,bound_us,max_err\n");
 	}
 	for (const shape &s : shapes) {
-		if (only >= 0 && &s != &shapes[only])
-			continue;
 		const int nr_layers = 3;
 		std::vector<layer> layers;
 		const size_t expert_bytes = 3 * exl3_trellis_bytes(s.hidden, s.inter, 8);
@@ -226,6 +206,8 @@ int main(int argc, char **argv)
 			char *x, *y, *w;
 			int32_t *ids_dev;
 
+			if (quick && t > 128)
+				break;
 			for (int c = 0; c < calls; c++) {
 				std::vector<char> seen(s.experts, 0);
 

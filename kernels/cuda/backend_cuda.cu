@@ -10,7 +10,6 @@
  * Moves of a slot:  free -> launched (dev->tail) -> word seen (dev->head) -> free
  */
 #include "kernels/cuda/dev.h"
-#include "kernels/cuda/workspace.h"
 #include "kernels/cuda/lower.h"
 #include "kernels/cuda/moe.h"
 
@@ -20,6 +19,7 @@
 #include <string.h>
 #include <time.h>
 
+#define WS_DEFAULT       ((size_t)512 << 20)
 #define EXECUTOR_SPIN_NS 50000ull   /* between requests of a decoder there are tens of microseconds */
 #define LOOK_ERRORS_NS   2000000ull /* a driver call to see whether the device is well */
 #define UNSAID_MAX       7 /* works in a row whose end the next one's word tells */
@@ -335,6 +335,9 @@ static int cuda_open(const struct exl3_dev_options *opt, struct exl3_dev **ret, 
 	dev->memory_max = opt->memory_max;
 	dev->host_memory_max = opt->host_memory_max;
 	dev->deterministic = opt->deterministic;
+	dev->ws_bytes = opt->workspace_bytes ? opt->workspace_bytes : WS_DEFAULT;
+	if (dev->ws_bytes < 4 * (size_t)EXL3_CUDA_WS_ZERO)
+		dev->ws_bytes = 4 * (size_t)EXL3_CUDA_WS_ZERO;
 	code = exl3_cuda_err(err, cudaSetDevice(ordinal), "cuda: cudaSetDevice");
 	if (!code)
 		code = exl3_cuda_err(err, cudaGetDeviceProperties(&prop, ordinal),
@@ -345,9 +348,6 @@ static int cuda_open(const struct exl3_dev_options *opt, struct exl3_dev **ret, 
 		goto fail;
 	dev->cc = prop.major * 10 + prop.minor;
 	dev->sms = prop.multiProcessorCount;
-	dev->ws_bytes = opt->workspace_bytes ? opt->workspace_bytes : exl3_cuda_ws_default(prop.totalGlobalMem);
-	if (dev->ws_bytes < 4 * (size_t)EXL3_CUDA_WS_ZERO)
-		dev->ws_bytes = 4 * (size_t)EXL3_CUDA_WS_ZERO;
 	snprintf(dev->name, sizeof(dev->name), "%.127s", prop.name);
 	uuid_text(&prop.uuid, dev->uuid);
 	driver_text(dev->driver, sizeof(dev->driver));

@@ -194,20 +194,13 @@ static moe_way choose_way(const struct exl3_cuda_moe *a, uint64_t pairs)
 	return {moe_way::WIDE, mean <= 40 ? 64u : 96u, 8};
 }
 
-/* Gate's and up's sums go through memory. */
-static bool keeps_sums(const struct exl3_cuda_moe_plan *plan, const moe_way &way)
-{
-	return way.product == moe_way::GEMM || (way.product == moe_way::WIDE && !plan->gated);
-}
-
 /* Bytes that one pair, and the whole chunk, take in the workspace. */
-static size_t pair_bytes(const struct exl3_cuda_moe_plan *p, const moe_way &way)
+static size_t pair_bytes(const struct exl3_cuda_moe_plan *p)
 {
 	const size_t projs = p->gated ? 2 : 1;
-	const size_t sums = keeps_sums(p, way) ? projs * p->inter * 4 : 0;
 	const size_t image = projs * p->hidden * 2, down = (size_t)p->out * 4;
 
-	return (image > down ? image : down) + sums + (size_t)p->inter * 2 +
+	return (image > down ? image : down) + projs * p->inter * 4 + (size_t)p->inter * 2 +
 	       (size_t)p->inter / 128 * 4 + projs * 4 + 4 + 3 * 4 + p->lists * sizeof(moe_unit);
 }
 
@@ -224,7 +217,7 @@ static size_t chunk_pairs(const struct exl3_cuda_moe *a, const moe_way &way)
 {
 	const size_t fixed = EXL3_CUDA_WS_ZERO + chunk_bytes(a->plan, way);
 
-	return a->ws_bytes < fixed ? 0 : (a->ws_bytes - fixed) / pair_bytes(a->plan, way);
+	return a->ws_bytes < fixed ? 0 : (a->ws_bytes - fixed) / pair_bytes(a->plan);
 }
 
 /* A launch for every variant of @set, each of which takes its tasks from the whole list. */
@@ -291,7 +284,7 @@ static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint3
 	const size_t down_bytes = (size_t)pairs * plan->out * 4;
 	const uint32_t units_max = pairs < plan->nr_experts ? pairs : plan->nr_experts + pairs / tile;
 	const bool decode = way.product == moe_way::DECODE, gemm = way.product == moe_way::GEMM;
-	const bool early = a->device_cc >= 90, fused = !keeps_sums(plan, way);
+	const bool early = a->device_cc >= 90, fused = decode || (!gemm && plan->gated);
 	const int layout = decode ? MOE_FRAGMENT : gemm ? MOE_ROWS : MOE_TILES;
 	char *at = (char *)a->ws + EXL3_CUDA_WS_ZERO;
 	moe_route r = {};
@@ -319,7 +312,7 @@ static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint3
 	float *scale = (float *)carve(&at, (size_t)projs * pairs * 4);
 	float *scale_down = (float *)carve(&at, pairs * 4ull);
 	float *block_scale = (float *)carve(&at, (size_t)pairs * (plan->inter / 128) * 4);
-	float *gu = fused ? NULL : (float *)carve(&at, (size_t)projs * pairs * plan->inter * 4);
+	float *gu = (float *)carve(&at, (size_t)projs * pairs * plan->inter * 4);
 	char *middle = carve(&at, (size_t)image_rows * plan->inter * 2);
 	/* The input images are dead when down's outputs are written. */
 	char *shared = carve(&at, image_bytes > down_bytes ? image_bytes : down_bytes);
@@ -334,13 +327,7 @@ static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint3
 		input = pairs < 1024 ? start_input<row_cfg<8, 2>> : start_input<row_cfg<2, 8>>;
 	else if (plan->hidden <= 4096)
 		input = pairs < 1024 ? start_input<row_cfg<8, 4>> : start_input<row_cfg<2, 16>>;
-	if (layout == MOE_TILES)
-		ret = moe_start(projs == 2 ? input_tiles_kernel<2> : input_tiles_kernel<1>, early,
-				dim3((pairs + 7) / 8), ROW_THREADS, 0, stream, en, r, first_proj, plan->hidden,
-				plan->hidden_log, pairs, shared, image_bytes / projs, scale, scale_down);
-	else
-		ret = input(a, en, r, first_proj, projs, shared, image_bytes / projs, layout, scale, scale_down,
-			    stream);
+	ret = input(a, en, r, first_proj, projs, shared, image_bytes / projs, layout, scale, scale_down, stream);
 	if (ret || a->steps == 2)
 		return ret;
 	g.mats = plan->mats;

@@ -9,11 +9,18 @@
 #define EXL3_CUDA_MOE_STEPS_CUH
 
 #include "kernels/cuda/act.cuh"
-#include "kernels/cuda/moe_entry.cuh"
+#include "kernels/cuda/moe.h"
 #include "kernels/cuda/moe_image.cuh"
 
 namespace exl3
 {
+
+constexpr uint32_t NO_EXPERT = 0xffffffffu;
+
+struct moe_entries {
+	struct exl3_cuda_moe_entry e[EXL3_CUDA_MOE_ENTRIES_MAX];
+	uint32_t nr;
+};
 
 /* Of one chunk of tokens; all but @mats and @order in the workspace. */
 struct moe_route {
@@ -34,23 +41,42 @@ struct moe_route {
 
 constexpr uint32_t CLASSES_MAX = 31;
 
+/* The entry that a pair (or token) of the launch belongs to; few entries, so a linear search. */
+EXL3_DEV const exl3_cuda_moe_entry &entry_of_pair(const moe_entries &en, uint32_t pair)
+{
+	uint32_t i = 0;
+
+	while (i + 1 < en.nr && pair >= en.e[i + 1].first_pair)
+		i++;
+	return en.e[i];
+}
+
+EXL3_DEV const exl3_cuda_moe_entry &entry_of_token(const moe_entries &en, uint32_t token)
+{
+	uint32_t i = 0;
+
+	while (i + 1 < en.nr && token >= en.e[i + 1].first_token)
+		i++;
+	return en.e[i];
+}
+
 EXL3_DEV void count_pair(const moe_entries &en, const moe_route &r, uint32_t p)
 {
 	const exl3_cuda_moe_entry &e = entry_of_pair(en, r.first_pair + p);
-	const uint32_t i = r.first_pair + p - e.first_pair, expert = read_id(e, i, r.nr_experts);
+	const uint32_t i = r.first_pair + p - e.first_pair;
+	/* Read once: the client may change it at any time. */
+	const long long id = e.ids_dtype == EXL3_I64 ? ((const volatile long long *)e.ids)[i] :
+						       ((const volatile int *)e.ids)[i];
+	uint32_t expert = NO_EXPERT;
 
-	if (expert != NO_EXPERT)
+	if (id >= 0 && id < (long long)r.nr_experts) {
+		expert = (uint32_t)id;
 		r.rank[p] = atomicAdd(&r.count[expert], 1u);
+	} else if (id != -1 && e.skipped) {
+		atomicAdd_system(e.skipped, 1ull);
+	}
 	r.expert[p] = expert;
 	r.weight[p] = load_elem(e.weights, i, e.weights_dtype);
-}
-
-/* Rows of an expert's units: as few units as @tile allows, and even ones. */
-EXL3_DEV uint32_t unit_rows(uint32_t rows, uint32_t tile)
-{
-	const uint32_t nr = (rows + tile - 1) / tile;
-
-	return rows <= tile ? tile : min(((rows + nr - 1) / nr + 7) / 8 * 8, tile);
 }
 
 /*
@@ -116,12 +142,10 @@ EXL3_DEV void scan_block(const moe_route &r, uint32_t list)
 			}
 			u.suh_down = (const __half *)r.mats[e * 3 + 2].suh;
 			u.expert = e;
-			const uint32_t each = unit_rows(rows, tile);
-
 			for (uint32_t n = 0; n < own[2]; n++) {
-				u.first = offset[e] + n * each;
-				u.first_pad = offset[r.nr_experts + e] + n * each;
-				u.rows = min(each, rows - n * each);
+				u.first = offset[e] + n * tile;
+				u.first_pad = offset[r.nr_experts + e] + n * tile;
+				u.rows = min(tile, rows - n * tile);
 				units[sum[2] + n] = u;
 			}
 		}
@@ -147,14 +171,13 @@ EXL3_DEV bool row_of_pair(const moe_route &r, uint32_t p, moe_row &of)
 
 	if (e == NO_EXPERT)
 		return false;
-	const uint32_t count = r.count[e], each = unit_rows(count, r.tile);
-	const uint32_t before = rank / each * each, offset = r.offset[e];
+	const uint32_t before = rank / r.tile * r.tile, offset = r.offset[e];
 
 	of.expert = e;
 	of.row = offset + rank;
 	of.first = offset + before;
 	of.first_pad = r.offset[r.nr_experts + e] + before;
-	of.rows = min(each, count - before);
+	of.rows = min(r.tile, r.count[e] - before);
 	return true;
 }
 
@@ -241,6 +264,34 @@ EXL3_DEV void transform_row(const moe_place &to, bool live, float *scale, Load l
 			moe_store4(to, (w + i * C::WARPS) * 128 + lane * 4, v[i], down);
 }
 
+/* Elements col .. col + 3 of a row of x, zero from @limit on. */
+EXL3_DEV void load_x(const char *x, int dtype, uint32_t col, uint32_t limit, float (&v)[4])
+{
+	const char *p = x + (size_t)col * (dtype == EXL3_F32 ? 4 : 2);
+
+	if (col + 4 > limit || ((uintptr_t)p & (dtype == EXL3_F32 ? 15 : 7))) {
+#pragma unroll
+		for (int j = 0; j < 4; j++)
+			v[j] = col + j < limit ? load_elem(x, col + j, dtype) : 0.0f;
+	} else if (dtype == EXL3_F32) {
+		const float4 f = *(const float4 *)p;
+
+		v[0] = f.x;
+		v[1] = f.y;
+		v[2] = f.z;
+		v[3] = f.w;
+	} else if (dtype == EXL3_BF16) {
+		const uint2 h = *(const uint2 *)p;
+
+		v[0] = __uint_as_float(h.x << 16);
+		v[1] = __uint_as_float(h.x & 0xffff0000u);
+		v[2] = __uint_as_float(h.y << 16);
+		v[3] = __uint_as_float(h.y & 0xffff0000u);
+	} else {
+		moe_halves(p, v);
+	}
+}
+
 /* Block (pairs, proj): image rows of the pairs. @top: down's scale of a row, to begin with. */
 template <class C>
 __global__ static void __launch_bounds__(ROW_THREADS)
@@ -276,158 +327,6 @@ __global__ static void __launch_bounds__(ROW_THREADS)
 		for (int j = 0; j < 4; j++)
 			v[j] *= h[j];
 	});
-}
-
-/* Eight elements of a row of x from a multiple of 8 on, zero from @limit on. */
-EXL3_DEV void load_x8(const char *x, int dtype, uint32_t col, uint32_t limit, float *v)
-{
-	const char *p = x + (size_t)col * 2;
-	float part[2][4];
-
-	if (dtype != EXL3_F32 && col + 8 <= limit && !((uintptr_t)p & 15)) {
-		const uint4 w = *(const uint4 *)p;
-		const uint32_t h[4] = {w.x, w.y, w.z, w.w};
-
-#pragma unroll
-		for (int j = 0; j < 4; j++) {
-			v[2 * j] = dtype == EXL3_BF16 ? __uint_as_float(h[j] << 16) : moe_half(h[j] & 0xffff);
-			v[2 * j + 1] = dtype == EXL3_BF16 ? __uint_as_float(h[j] & 0xffff0000u) : moe_half(h[j] >> 16);
-		}
-		return;
-	}
-	load_x(x, dtype, col, limit, part[0]);
-	load_x(x, dtype, col + 4, limit, part[1]);
-#pragma unroll
-	for (int j = 0; j < 8; j++)
-		v[j] = part[j / 4][j % 4];
-}
-
-/*
- * Hadamard of 16 columns of the lane times suh, of the block that 8 lanes have: column 64 (i / 8) + 8 c + i % 8.
- * Returns the largest magnitude.
- */
-EXL3_DEV float transform16(const __half *suh, const float (&x)[16], float (&v)[16])
-{
-	const uint32_t lane = threadIdx.x & 31;
-	float biggest = 0.0f;
-
-#pragma unroll
-	for (int j = 0; j < 2; j++) {
-		const uint4 w = *(const uint4 *)(suh + 64 * j);
-		const uint32_t h[4] = {w.x, w.y, w.z, w.w};
-
-#pragma unroll
-		for (int i = 0; i < 4; i++) {
-			v[8 * j + 2 * i] = x[8 * j + 2 * i] * moe_half(h[i] & 0xffff);
-			v[8 * j + 2 * i + 1] = x[8 * j + 2 * i + 1] * moe_half(h[i] >> 16);
-		}
-	}
-#pragma unroll
-	for (int s = 1; s < 16; s *= 2)
-#pragma unroll
-		for (int i = 0; i < 16; i++)
-			if (!(i & s)) {
-				const float a = v[i], b = v[i | s];
-
-				v[i] = a + b;
-				v[i | s] = a - b;
-			}
-#pragma unroll
-	for (int s = 1; s < 8; s *= 2) {
-		const float sign = lane & s ? -1.0f : 1.0f;
-
-#pragma unroll
-		for (int i = 0; i < 16; i++)
-			v[i] = fmaf(sign, v[i], __shfl_xor_sync(~0u, v[i], s));
-	}
-#pragma unroll
-	for (int i = 0; i < 16; i++) {
-		v[i] *= (float)EXL3_INV_SQRT128;
-		biggest = moe_biggest(biggest, v[i]);
-	}
-	return biggest;
-}
-
-/*
- * Many rows: a warp makes a pair's rows of all images (MOE_TILES) in one pass over x, 512 columns at a time, and
- * once more where a row turns out to need a power of two.
- */
-template <int PROJS>
-__global__ static void __launch_bounds__(ROW_THREADS)
-	input_tiles_kernel(const __grid_constant__ moe_entries en, const moe_route r, uint32_t first_proj, uint32_t k,
-			   uint32_t k_log, uint32_t image_rows, char *image, size_t image_bytes, float *row_scale,
-			   float *top)
-{
-	const uint32_t pair = (blockIdx.x * ROW_THREADS + threadIdx.x) / 32, lane = threadIdx.x & 31, c = lane & 7;
-
-	if (pair >= r.nr_pairs) {
-		grid_wait();
-		return;
-	}
-	const uint32_t p = r.first_pair + pair;
-	const exl3_cuda_moe_entry &e = entry_of_pair(en, p);
-	const char *x = (const char *)e.x + (size_t)((p - e.first_pair) / e.topk) * e.x_stride;
-	const uint32_t limit = e.stored ? k : k_log;
-	const int dtype = e.x_dtype;
-	const __half *suh[PROJS];
-	float biggest[PROJS] = {}, power[PROJS];
-	moe_row of;
-
-	grid_wait();
-	grid_launch_dependents();
-	if (!row_of_pair(r, pair, of))
-		return;
-	const uint32_t rows = (of.rows + 7) / 8 * 8, token = of.row - of.first;
-	char *out = image + (size_t)of.first_pad * k * 2 + token * 128 + ((c ^ token) & 7) * 16;
-
-#pragma unroll
-	for (int q = 0; q < PROJS; q++) {
-		suh[q] = (const __half *)r.mats[of.expert * 3 + first_proj + q].suh;
-		power[q] = 1.0f;
-	}
-#pragma unroll 1
-	for (bool again = false;; again = true) {
-#pragma unroll 1
-		for (uint32_t first = 0; first < k; first += 512) {
-			const uint32_t col = first + (lane >> 3) * 128 + 8 * c, at = min(col, k - 128 + 8 * c);
-			float in[16], v[16];
-
-			load_x8(x, dtype, at, limit, in);
-			load_x8(x, dtype, at + 64, limit, in + 8);
-#pragma unroll
-			for (int q = 0; q < PROJS; q++) {
-				const float most = transform16(suh[q] + at, in, v), down = 1.0f / power[q];
-
-				biggest[q] = fmaxf(biggest[q], most);
-				if (col >= k)
-					continue;
-#pragma unroll
-				for (int j = 0; j < 2; j++)
-					*(uint4 *)(out + q * image_bytes + (size_t)(col / 64 + j) * rows * 128) =
-						make_uint4(moe_pack(v[8 * j] * down, v[8 * j + 1] * down),
-							   moe_pack(v[8 * j + 2] * down, v[8 * j + 3] * down),
-							   moe_pack(v[8 * j + 4] * down, v[8 * j + 5] * down),
-							   moe_pack(v[8 * j + 6] * down, v[8 * j + 7] * down));
-			}
-		}
-		bool fits = true;
-
-#pragma unroll
-		for (int q = 0; q < PROJS; q++) {
-			for (int s = 16; s; s /= 2)
-				biggest[q] = fmaxf(biggest[q], __shfl_xor_sync(~0u, biggest[q], s));
-			power[q] = moe_power(biggest[q]);
-			fits &= power[q] == 1.0f;
-		}
-		if (fits || again)
-			break;
-	}
-	if (lane)
-		return;
-	top[of.row] = 1.0f;
-#pragma unroll
-	for (int q = 0; q < PROJS; q++)
-		row_scale[(size_t)q * image_rows + of.row] = power[q];
 }
 
 /* Block p: gate and up outputs of a pair become down's image row. */

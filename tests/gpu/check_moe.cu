@@ -394,16 +394,6 @@ int main(int argc, char **argv)
 				one(l, 256, 4, m, 2, IDS_GOOD, (int)(r + m), EXL3_ACT_SILU, 0, what);
 			}
 		}
-	{ /* Many rows of one expert: every width of the product, and units that are cut. */
-		layer l(1, 256, 128, 8, 1, true, false);
-
-		for (uint32_t m : {33u, 64u, 96u, 97u, 190u}) {
-			if (tiny && m != 33 && m != 97)
-				continue;
-			snprintf(what, sizeof(what), "one expert, %u rows", m);
-			one(l, 256, 1, m, 1, IDS_GOOD, (int)m, EXL3_ACT_SILU, 0, what);
-		}
-	}
 	{ /* Experts of different bitrates and codebooks, gate and up of one: a launch per class. */
 		layer l(16, 320, 200, -1, -1, true, true, true);
 
