@@ -28,7 +28,8 @@ def scenarios(pattern, backend):
             continue
         for name, value in vars(module).items():  # in the order of the file
             label = f"{file[5:-3]}: {name[5:].replace('_', ' ')}"
-            if name.startswith("test_") and callable(value) and (not pattern or pattern in label or pattern in name):
+            wanted = not pattern or any(p in label or p in name for p in pattern.split(","))
+            if name.startswith("test_") and callable(value) and wanted:
                 yield label, value
 
 
@@ -57,7 +58,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--build", default="build", help="build folder")
     parser.add_argument("--backend", default="cpu", help="backend of the daemon")
-    parser.add_argument("-k", metavar="PATTERN", help="only scenarios with this in their name")
+    parser.add_argument("-k", metavar="PATTERN", help="only scenarios with this in their name; several: A,B")
     parser.add_argument("--short", action="store_true", help="fewer repetitions, for builds with a sanitizer")
     parser.add_argument("--loops", type=int, help="how often a client dies at each step (default 3, with --short 1)")
     parser.add_argument("--list", action="store_true", help="only print the names")
