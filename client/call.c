@@ -118,7 +118,7 @@ const char *exl3_result_text(const struct exl3_cqe *cqe)
 		{ETIME, "its deadline passed before it started"},
 		{ESHUTDOWN, "the daemon is draining"},
 		{EIO, "the device failed"},
-		{ESTALE, "the daemon has gone: connect again"},
+		{ESTALE, "the daemon's worker has gone: wait with exl3_reconnect()"},
 		{ENOTRECOVERABLE, "this process's CUDA context is lost: start a new process"},
 	};
 	const char *why = cqe->result < 0 ? detail_text(cqe->detail) : NULL;

@@ -56,7 +56,7 @@ int exl3_client_check(const struct exl3_client *c)
 				 "this connection belongs to the parent process: connect again "
 				 "after fork()");
 	if (__atomic_load_n(&c->dead, __ATOMIC_ACQUIRE))
-		return exl3_errf(&last_error, -ESTALE, "the daemon has gone: wait for it with exl3_reconnect(), or connect again");
+		return exl3_errf(&last_error, -ESTALE, "the daemon's worker has gone: wait for the next one with exl3_reconnect()");
 	return 0;
 }
 

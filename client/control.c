@@ -61,8 +61,8 @@ static int send_request(struct exl3_client *c, Exl3__Request *req, const int *fd
 	e = exl3_frame_send(c->sock, c->packet, n, fds, nr_fds, 0, exl3_client_err());
 	if (e == -EPIPE || e == -ECONNRESET)
 		return last_words(c, exl3_errf(exl3_client_err(), -ESTALE,
-					       "the daemon has gone: wait for it with "
-					       "exl3_reconnect(), or connect again"));
+					       "the daemon's worker has gone: wait for the next one with "
+					       "exl3_reconnect()"));
 	return e;
 }
 
@@ -99,7 +99,7 @@ static int recv_reply(struct exl3_client *c, Exl3__Reply **ret, int *fds, unsign
 	if (n == -EINTR)
 		return n;
 	if (n == -ECONNRESET)
-		return exl3_errf(exl3_client_err(), -ESTALE, "the daemon has gone: wait for it with exl3_reconnect(), or connect again");
+		return exl3_errf(exl3_client_err(), -ESTALE, "the daemon's worker has gone: wait for the next one with exl3_reconnect()");
 	if (n < 0)
 		return n;
 	*ret = exl3__reply__unpack(NULL, (size_t)n, c->packet);

@@ -166,7 +166,7 @@ static int stale_error(const struct exl3_channel *ch)
 		return exl3_errf(exl3_client_err(), -ESTALE,
 				 "the daemon has closed this channel, or has gone: make a new one, or wait "
 				 "with exl3_reconnect()");
-	return exl3_errf(exl3_client_err(), -ESTALE, "the daemon has gone: wait for it with exl3_reconnect(), or connect again");
+	return exl3_errf(exl3_client_err(), -ESTALE, "the daemon's worker has gone: wait for the next one with exl3_reconnect()");
 }
 
 /* Looks when the ring is empty only, so it costs the data path nothing. */

@@ -51,6 +51,7 @@ static void set_up(void)
 	for (uint32_t i = 0; i < w.devices.nr; i++)
 		must(exl3_dispatch_add_device(w.dispatch, w.devices.list[i].ops, w.devices.list[i].dev, true,
 					      NULL) == 0);
+	must(exl3_policy_apply(&w.policy, &cfg, exl3_now_ns(), NULL) == 0);
 	exl3_models_init(&w.models, w.loop, w.loads);
 	w.generation = 1;
 	w.instance = 42;
@@ -133,7 +134,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	w.draining = false;
 	must(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, s) == 0);
-	must(exl3_peer_new(&w, s[0], false, NULL) == 0);
+	must(exl3_peer_new(&w, s[0], NULL) == 0);
 	run(s[1], data, size);
 	close(s[1]);
 	for (int tries = 0; tries < 20000 && (w.peers || arena_bytes() || w.models.nr_loading);
