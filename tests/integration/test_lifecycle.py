@@ -362,7 +362,9 @@ def test_stop_while_loading_and_twice(env):
     wait_for(lambda: "loading" in d.log(), "the load to begin")
     d.proc.send_signal(signal.SIGTERM)
     d.proc.send_signal(signal.SIGTERM)
-    check(d.wait_exit() in (0, -signal.SIGTERM), "status after two SIGTERMs at once")
+    # Two signals may be taken as one; a second one cuts the drain short, which is a status of its own.
+    rc = d.wait_exit()
+    check(rc in (0, -signal.SIGTERM) or (rc == 1 and "to be ended again" in d.log()), f"status {rc} after two SIGTERMs at once")
 
 
 def test_check_config(env):
