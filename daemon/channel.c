@@ -403,6 +403,7 @@ int exl3_channel_open(struct exl3_dispatch *d, const struct exl3_channel_options
 	ch->counters = opt->counters;
 	ch->env = (struct exl3_check_env){
 		.buffer = opt->buffer,
+		.extent = exl3_buffer_extent,
 		.target = opt->target,
 		.arg = opt->arg,
 		.deterministic = d->deterministic,

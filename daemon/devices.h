@@ -9,9 +9,7 @@
 #define EXL3_DAEMON_DEVICES_H
 
 #include "daemon/config.h"
-#include "kernels/backend.h"
-
-#define EXL3_DEVICES_MAX 16u
+#include "kernels/check.h" /* EXL3_DEVICES_MAX */
 
 struct exl3_device {
 	const struct exl3_backend_ops *ops; /* static */

@@ -216,8 +216,6 @@ uint64_t exl3_lanes_until(const struct exl3_dispatch *d, uint64_t now_ns);
 /* merge.c: fills in key and class of the request's item; again when it has ended. */
 void exl3_merge_enter(struct exl3_request *req);
 void exl3_merge_leave(struct exl3_request *req);
-/* What a request wants of the device, without its rows and what belongs to them. */
-void exl3_work_describe(struct exl3_work *work, const struct exl3_checked *c);
 
 /* words.c */
 bool exl3_words_ready(const struct exl3_request *req); /* true for any that is no stream call */

@@ -25,36 +25,6 @@ static uint32_t merge_class(const struct exl3_checked *c)
 }
 EXL3_STATIC_ASSERT(EXL3_OP_NR <= 16 && EXL3_TOPK_MAX < 512, "the class has room for them");
 
-void exl3_work_describe(struct exl3_work *work, const struct exl3_checked *c)
-{
-	const struct exl3_module_desc *desc = c->target.desc;
-
-	memset(work, 0, sizeof(*work));
-	work->op = c->op;
-	work->deterministic = c->deterministic;
-	work->kernel = c->kernel;
-	switch (c->op) {
-	case EXL3_OP_LINEAR:
-		work->u.linear.shards = desc->shards;
-		work->u.linear.nr_shards = desc->nr_shards;
-		break;
-	case EXL3_OP_MOE:
-	case EXL3_OP_MLP:
-		work->u.moe.experts = desc->experts;
-		work->u.moe.nr_experts = desc->nr_experts;
-		work->u.moe.plan = desc->plan;
-		work->u.moe.act = c->act;
-		work->u.moe.limit = c->limit;
-		work->u.moe.routed_scale = c->routed_scale;
-		break;
-	case EXL3_OP_NOP:
-		break;
-	default:
-		work->u.mla.geometry = c->u.mla.geometry;
-		break;
-	}
-}
-
 #define DETERMINISTIC (1u << 31) /* never in a launch with others */
 
 /*

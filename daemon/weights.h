@@ -9,7 +9,7 @@
 #ifndef EXL3_DAEMON_WEIGHTS_H
 #define EXL3_DAEMON_WEIGHTS_H
 
-#include "kernels/backend.h"
+#include "kernels/module.h"
 
 #include <stdatomic.h>
 
@@ -21,8 +21,6 @@ enum exl3_model_state {
 	EXL3_MODEL_UNLOADING
 };
 
-enum exl3_module_kind { EXL3_MOD_ANY, EXL3_MOD_LINEAR, EXL3_MOD_MOE, EXL3_MOD_MLP };
-
 /* A matrix by its checkpoint name, without the ".trellis". */
 struct exl3_named_matrix {
 	char *name;               /* owned */
@@ -31,25 +29,6 @@ struct exl3_named_matrix {
 	bool has_bias;            /* m.bias is set once there is a slab */
 	bool placed;              /* it has room in the slab: unless it was left out before that was shared out */
 	uint64_t trellis_off, suh_off, svh_off, bias_off; /* in the slab */
-};
-
-/* What a request names. Owned by its model, immutable. */
-struct exl3_module_desc {
-	char *name; /* owned; canonical */
-	enum exl3_module_kind kind;
-	uint32_t k, n, k_log, n_log;
-	/* LINEAR */
-	const struct exl3_matrix **shards; /* owned array of borrowed matrices */
-	const char **shard_names;          /* owned array of borrowed names */
-	uint32_t nr_shards;
-	/* MOE, MLP */
-	struct exl3_expert *experts; /* owned */
-	uint32_t nr_experts, intermediate; /* logical */
-	uint8_t act;
-	float limit, routed_scale;
-	void *plan;                  /* owned, backend's moe_plan() or NULL */
-	uint64_t bytes;
-	uint32_t rate2_min, rate2_max;
 };
 
 /* A module that exists in the checkpoint and cannot be served. Owned by its model, immutable. */

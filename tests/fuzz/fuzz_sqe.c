@@ -157,6 +157,7 @@ static void check_result(const struct exl3_sqe *sqe, const struct exl3_checked *
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	const struct exl3_check_env env = {.buffer = buffer,
+					   .extent = exl3_buffer_extent,
 					   .target = target,
 					   .kernels = {{kernels, 2}},
 					   .stream = size && data[size - 1] & 1};

@@ -97,7 +97,7 @@ static int target(void *arg, uint32_t handle, struct exl3_target *ret)
 }
 
 static const struct exl3_check_env env = {
-	.buffer = buffer, .target = target, .kernels = {{kernels, 2}}};
+	.buffer = buffer, .extent = exl3_buffer_extent, .target = target, .kernels = {{kernels, 2}}};
 
 static int setup(void **state)
 {

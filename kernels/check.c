@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* check.c - a submission entry against everything that it may ask for: checked once, then trusted. */
-#include "daemon/check.h"
+#include "kernels/check.h"
 
 #include <errno.h>
 #include <math.h>
@@ -8,12 +8,11 @@
 
 #define ALIGN 16u
 
-/* An operand: @rows rows of @row_bytes, @stride apart, in one buffer. */
+/* An operand: rows of @row_bytes, @stride apart, in one buffer. */
 struct operand {
-	struct exl3_buffer *buf;
-	uint64_t offset, rows, stride, row_bytes;
-	uint64_t end; /* past its last byte */
-	char *address;
+	struct exl3_extent extent; /* of the buffer */
+	uint64_t stride, row_bytes;
+	char *address, *end; /* on the device; past its last byte */
 };
 
 struct checker {
@@ -56,41 +55,41 @@ static bool is_index(uint32_t dtype)
 static int operand(struct checker *c, exl3_ref ref, uint64_t rows, uint64_t row_bytes,
 		   uint64_t stride, uint32_t unit, struct operand *ret)
 {
-	uint64_t span, end;
+	uint64_t offset = EXL3_REF_OFFSET(ref), span, end;
+	struct exl3_buffer *buf;
 
-	*ret = (struct operand){
-		.offset = EXL3_REF_OFFSET(ref), .rows = rows, .row_bytes = row_bytes};
+	*ret = (struct operand){.row_bytes = row_bytes};
 	if (stride && (stride < row_bytes || stride % unit))
 		return fail(c, -EINVAL, EXL3_DETAIL_STRIDE);
 	ret->stride = stride ? stride : row_bytes;
-	ret->buf = ref == EXL3_REF_NONE ? NULL : c->env->buffer(c->env->arg, EXL3_REF_BUF(ref));
-	if (!ret->buf || !ret->buf->base[c->out->target.device])
+	buf = ref == EXL3_REF_NONE ? NULL : c->env->buffer(c->env->arg, EXL3_REF_BUF(ref));
+	if (!buf || !c->env->extent(buf, c->out->target.device, &ret->extent))
 		return fail(c, -EINVAL, EXL3_DETAIL_BUFFER);
-	if (ret->offset % ALIGN)
+	if (offset % ALIGN)
 		return fail(c, -EINVAL, EXL3_DETAIL_ALIGN);
 	if (__builtin_mul_overflow(rows - 1, ret->stride, &span) ||
 	    __builtin_add_overflow(span, row_bytes, &span) ||
-	    __builtin_add_overflow(span, ret->offset, &end) || end > ret->buf->bytes)
+	    __builtin_add_overflow(span, offset, &end) || end > ret->extent.bytes)
 		return fail(c, -EINVAL, EXL3_DETAIL_BOUNDS);
-	ret->end = end;
-	ret->address = ret->buf->base[c->out->target.device] + ret->offset;
-	c->out->pins[c->out->nr_pins++] = ret->buf;
+	ret->address = ret->extent.base + offset;
+	ret->end = ret->extent.base + end;
+	c->out->pins[c->out->nr_pins++] = buf;
 	return 0;
 }
 
-/* Do two operands share a byte? Rows that interleave with one stride do not. */
+/* Do two operands share a byte, in whatever buffers? Rows that interleave with one stride do not. */
 static bool overlap(const struct operand *a, const struct operand *b)
 {
 	uint64_t shift;
 
-	if (a->buf != b->buf || a->offset >= b->end || b->offset >= a->end)
+	if (a->address >= b->end || b->address >= a->end)
 		return false;
 	if (a->stride != b->stride)
 		return true;
-	shift = a->offset > b->offset ? a->offset - b->offset : b->offset - a->offset;
+	shift = (uint64_t)(a->address > b->address ? a->address - b->address : b->address - a->address);
 	shift %= a->stride;
 	/* b's rows begin @shift bytes after a's (or the other way round), modulo the stride. */
-	if (a->offset > b->offset)
+	if (a->address > b->address)
 		return shift < b->row_bytes || shift + a->row_bytes > a->stride;
 	return shift < a->row_bytes || shift + b->row_bytes > a->stride;
 }
@@ -157,7 +156,7 @@ static int check_rows(struct checker *c, uint64_t x_elems, uint64_t y_elems, str
 	rows->x_dtype = sqe->x_dtype;
 	rows->y_dtype = sqe->y_dtype;
 	rows->stored = sqe->flags & EXL3_STORED;
-	rows->x_device = x->buf->device;
+	rows->x_device = x->extent.device;
 	return 0;
 }
 
@@ -354,6 +353,36 @@ int exl3_check_sqe(const struct exl3_sqe *sqe, const struct exl3_check_env *env,
 		return check_mla(&c);
 	default:
 		return fail(&c, -EINVAL, EXL3_DETAIL_OP);
+	}
+}
+
+void exl3_work_describe(struct exl3_work *work, const struct exl3_checked *c)
+{
+	const struct exl3_module_desc *desc = c->target.desc;
+
+	memset(work, 0, sizeof(*work));
+	work->op = c->op;
+	work->deterministic = c->deterministic;
+	work->kernel = c->kernel;
+	switch (c->op) {
+	case EXL3_OP_LINEAR:
+		work->u.linear.shards = desc->shards;
+		work->u.linear.nr_shards = desc->nr_shards;
+		break;
+	case EXL3_OP_MOE:
+	case EXL3_OP_MLP:
+		work->u.moe.experts = desc->experts;
+		work->u.moe.nr_experts = desc->nr_experts;
+		work->u.moe.plan = desc->plan;
+		work->u.moe.act = c->act;
+		work->u.moe.limit = c->limit;
+		work->u.moe.routed_scale = c->routed_scale;
+		break;
+	case EXL3_OP_NOP:
+		break;
+	default:
+		work->u.mla.geometry = c->u.mla.geometry;
+		break;
 	}
 }
 
