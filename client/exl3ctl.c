@@ -2,12 +2,15 @@
 /* exl3ctl.c - the command line: options, verbs, exit codes. */
 #include "client/exl3ctl.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <getopt.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define DEFAULT_SOCKET "/run/exl3-daemon/0.sock"
 
 /* Options by group; a verb names the groups that it takes. */
 enum {
@@ -21,57 +24,66 @@ enum {
 	G_VERSION = 1u << 6,
 };
 
-#define FLAG(name, field, group)                                \
-	{                                                       \
-		name, group, offsetof(struct ctl, field), false \
+#define FLAG(name, field, group, help)                                \
+	{                                                             \
+		name, group, offsetof(struct ctl, field), NULL, help \
 	}
-#define TEXT(name, field, group)                               \
-	{                                                      \
-		name, group, offsetof(struct ctl, field), true \
+#define TEXT(name, field, group, arg, help)                          \
+	{                                                            \
+		name, group, offsetof(struct ctl, field), arg, help \
 	}
+/* The one table of options: parser, help, completion and hints derive from it. */
 static const struct option_desc {
 	const char *name;
 	unsigned group;
 	size_t field;
-	bool has_arg;
+	const char *arg;  /* NULL: a flag */
+	const char *help; /* with the default in brackets */
 } options[] = {
-	TEXT("socket", socket, G_ALL),
-	TEXT("node", socket, G_ALL), /* a path is made of it */
-	TEXT("domain", domain, G_ALL),
-	FLAG("json", json, G_JSON),
-	TEXT("output", output, G_RUN),
-	TEXT("dtype", dtype, G_RUN),
-	FLAG("bf16", bf16, G_RUN),
-	FLAG("stored", stored, G_RUN),
-	FLAG("deterministic", deterministic, G_RUN),
-	TEXT("kernel", kernel, G_RUN),
-	TEXT("ids", ids, G_RUN),
-	TEXT("weights", weights, G_RUN),
-	TEXT("act", act, G_RUN),
-	TEXT("limit", limit, G_RUN),
-	TEXT("routed-scale", routed_scale, G_RUN),
-	TEXT("q", q, G_RUN),
-	TEXT("kv", kv, G_RUN),
-	TEXT("indices", indices, G_RUN),
-	TEXT("lse", lse, G_RUN),
-	TEXT("scale", scale, G_RUN),
-	TEXT("kv-scale", kv_scale, G_RUN),
-	TEXT("value-dim", value_dim, G_RUN),
-	TEXT("device", device, G_DEVICE),
-	TEXT("unquantized", unquantized, G_LOAD),
-	FLAG("no-wait", no_wait, G_WAIT),
-	TEXT("interval", interval, G_TOP),
-	TEXT("count", count, G_TOP),
-	FLAG("client", client_only, G_VERSION),
+	TEXT("socket", socket, G_ALL, "PATH",
+	     "control socket of the daemon [$EXL3_SOCKET, else " DEFAULT_SOCKET "]"),
+	TEXT("node", socket, G_ALL, "N", "the same as --socket /run/exl3-daemon/N.sock"), /* a path is made of it */
+	TEXT("domain", domain, G_ALL, "D", "ask the worker of this fault domain; for administrators [the caller's]"),
+	FLAG("json", json, G_JSON, "print JSON, with the field names of exl3.proto"),
+	TEXT("output", output, G_RUN, "Y.npy", "file of the result; also -o"),
+	TEXT("dtype", dtype, G_RUN, "f32|f16|bf16", "of the result; bf16 is stored as u2 [f32]"),
+	FLAG("bf16", bf16, G_RUN, "u2 files hold bf16"),
+	FLAG("stored", stored, G_RUN, "x and y have the stored (padded) sizes [the logical ones]"),
+	FLAG("deterministic", deterministic, G_RUN, "the bits depend on this request alone"),
+	TEXT("kernel", kernel, G_RUN, "NAME", "one of exl3ctl kernels [the daemon's choice]"),
+	TEXT("ids", ids, G_RUN, "IDS.npy", "moe: experts of each row, i4 or i8; -1 is a hole"),
+	TEXT("weights", weights, G_RUN, "W.npy", "moe: their weights"),
+	TEXT("act", act, G_RUN, "ACT",
+	     "mlp, moe: silu, gelu (tanh form), relu2, relu2_gated, swiglu_oai [the model's]"),
+	TEXT("limit", limit, G_RUN, "F", "mlp, moe: limit of the activation [the model's]"),
+	TEXT("routed-scale", routed_scale, G_RUN, "F", "moe: factor of the routed sum [the model's]"),
+	TEXT("q", q, G_RUN, "Q.npy", "mla: queries [batch, heads, dim]"),
+	TEXT("kv", kv, G_RUN, "KV.npy", "mla: cache [slots, dim]"),
+	TEXT("indices", indices, G_RUN, "I.npy", "mla: slots of each query [batch, topk]"),
+	TEXT("lse", lse, G_RUN, "L.npy", "mla: write the logarithms of the sums here"),
+	TEXT("scale", scale, G_RUN, "F", "mla: factor of q kv"),
+	TEXT("kv-scale", kv_scale, G_RUN, "F", "mla: factor of an e4m3 cache [1]"),
+	TEXT("value-dim", value_dim, G_RUN, "D", "mla: columns of the cache that are values [min(dim, 512)]"),
+	TEXT("device", device, G_DEVICE, "D",
+	     "one that status lists; of run only for mla, else a model's own counts [the default device]"),
+	TEXT("unquantized", unquantized, G_LOAD, "host|device", "where the unquantized tensors go [host]"),
+	FLAG("no-wait", no_wait, G_WAIT, "do not wait for the end of it"),
+	TEXT("interval", interval, G_TOP, "SECONDS", "between two pictures [1]"),
+	TEXT("count", count, G_TOP, "N", "pictures [on a terminal until Ctrl-C, else 1]"),
+	FLAG("client", client_only, G_VERSION, "that of exl3ctl only; needs no daemon"),
 };
 #define NR_OPTIONS (sizeof(options) / sizeof(options[0]))
+#define OPTION_FIRST 256 /* above all letters */
+static_assert(NR_OPTIONS <= 64, "a bit of uint64_t for each");
+
+static int ctl_help(struct ctl *c);
 
 static const struct verb {
-	const char *name, *args;
+	const char *name, *args; /* several forms: one a line */
 	int min_args, max_args;
 	unsigned groups;
 	int (*run)(struct ctl *c);
-	const char *help;
+	const char *help; /* one sentence */
 } verbs[] = {
 	{"status", "", 0, 0, G_JSON, ctl_status, "what the daemon is, holds and does"},
 	{"models", "", 0, 0, G_JSON, ctl_models, "models and their state"},
@@ -83,64 +95,79 @@ static const struct verb {
 	{"domains", "", 0, 0, G_JSON, ctl_domains, "fault domains, their state and generation"},
 	{"events", "", 0, 0, G_JSON, ctl_events, "what happened to the fault domains, and why"},
 	{"tenants", "", 0, 0, G_JSON, ctl_tenants, "tenants: limits, what they hold and have done"},
-	{"top", "", 0, 0, G_TOP, ctl_top,
-	 "rates by model, tenant and client [--interval SECONDS] [--count N]"},
-	{"kernels", "", 0, 0, G_JSON | G_DEVICE, ctl_kernels,
-	 "kernels for run --kernel [--device D]"},
-	{"run", "linear MODEL MODULE X.npy -o Y.npy", 1, 4, G_RUN | G_DEVICE, ctl_run,
-	 "one request with NumPy files; see run --help"},
+	{"top", "", 0, 0, G_TOP, ctl_top, "rates by model, tenant and client"},
+	{"kernels", "", 0, 0, G_JSON | G_DEVICE, ctl_kernels, "kernels for run --kernel"},
+	{"run",
+	 "linear MODEL MODULE X.npy -o Y.npy\n"
+	 "mlp MODEL PREFIX X.npy -o Y.npy\n"
+	 "moe MODEL PREFIX X.npy --ids IDS.npy --weights W.npy -o Y.npy\n"
+	 "mla --q Q.npy --kv KV.npy --indices I.npy --scale F -o O.npy",
+	 1, 4, G_RUN | G_DEVICE, ctl_run, "one request with NumPy files"},
 	{"load", "NAME=DIR", 1, 1, G_DEVICE | G_LOAD | G_WAIT, ctl_load,
-	 "load a model [--device D] [--unquantized host|device] [--no-wait]"},
+	 "load a model and wait until it is ready"},
 	{"unload", "NAME", 1, 1, G_WAIT, ctl_unload,
 	 "accepted requests finish, then its memory is freed"},
-	{"fds", "[drop NAME]", 0, 2, G_JSON, ctl_fds,
+	{"fds", "\ndrop NAME", 0, 2, G_JSON, ctl_fds,
 	 "weights that are kept for the next worker, and who uses them; drop: keep them no longer"},
 	{"drain", "", 0, 0, 0, ctl_drain, "finish what was accepted, then end the daemon"},
-	{"env", "", 0, 0, 0, ctl_env, "what a shell must set for programs with CUDA: eval \"$(exl3ctl env)\""},
+	{"env", "", 0, 0, 0, ctl_env,
+	 "what a shell must set for programs with CUDA: eval \"$(exl3ctl env)\""},
 	{"doctor", "", 0, 0, G_JSON, ctl_doctor, "look for what is wrong"},
-	{"version", "", 0, 0, G_VERSION, ctl_version, "versions of both sides [--client]"},
+	{"version", "", 0, 0, G_VERSION, ctl_version, "versions of both sides"},
+	{"help", "[VERB]", 0, 1, 0, ctl_help, "this list, or all about one verb"},
 };
 #define NR_VERBS (sizeof(verbs) / sizeof(verbs[0]))
 
+static const char exit_codes[] =
+	"\nExit status: 0 done, 1 a file here, 2 usage, 3 refused by the daemon, 4 no daemon there, 5 the daemon went\n"
+	"away, or Ctrl-C, after the request was sent.\n";
+
+static void print_options(FILE *f, unsigned groups)
+{
+	for (size_t i = 0; i < NR_OPTIONS; i++) {
+		char left[64];
+
+		if (!(options[i].group & groups))
+			continue;
+		snprintf(left, sizeof(left), "--%s %s", options[i].name,
+			 options[i].arg ? options[i].arg : "");
+		fprintf(f, "  %-26s %s\n", left, options[i].help);
+	}
+}
+
 static void print_help(FILE *f)
 {
-	fprintf(f, "usage: exl3ctl [--socket PATH | --node N] [--domain D] VERB ...\n\n");
+	fprintf(f, "usage: exl3ctl [OPTION]... VERB [ARGUMENT]...\n\n"
+		   "Look at exl3-daemon, load and unload models, run single layers.\n\n");
 	for (size_t i = 0; i < NR_VERBS; i++)
-		fprintf(f, "  %-8s %-36s %s\n", verbs[i].name, verbs[i].args, verbs[i].help);
-	fprintf(f,
-		"\nListings take --json. Without --socket: $EXL3_SOCKET, else %s.\n"
-		"Status: 0 done, 1 a file here, 2 usage, 3 refused, 4 no daemon, 5 the daemon went "
-		"away.\n",
-		"/run/exl3-daemon/0.sock");
+		fprintf(f, "  %-8s %-36.*s %s\n", verbs[i].name, (int)strcspn(verbs[i].args, "\n"),
+			verbs[i].args, verbs[i].help);
+	fprintf(f, "\n");
+	print_options(f, G_ALL);
+	fprintf(f, "  %-26s the same as help VERB\n%s", "VERB --help", exit_codes);
 }
 
-static void print_run_help(FILE *f)
+static void print_usage(FILE *f, const struct verb *v)
 {
-	fputs("usage: exl3ctl run linear MODEL MODULE X.npy -o Y.npy\n"
-	      "       exl3ctl run mlp MODEL PREFIX X.npy -o Y.npy [--act A] [--limit F]\n"
-	      "       exl3ctl run moe MODEL PREFIX X.npy --ids IDS.npy --weights W.npy -o Y.npy\n"
-	      "                       [--act A] [--limit F] [--routed-scale F]\n"
-	      "       exl3ctl run mla --q Q.npy --kv KV.npy --indices I.npy --scale F -o O.npy\n"
-	      "                       [--value-dim D] [--kv-scale F] [--lse L.npy] [--device D]\n\n"
-	      "  --dtype f32|f16|bf16  of the output (f32); bf16 is stored as u2\n"
-	      "  --bf16                u2 files hold bf16\n"
-	      "  --stored              x and y have the stored (padded) sizes\n"
-	      "  --deterministic       the bits depend on this request alone\n"
-	      "  --device D            where MLA runs; other operations run where their model lives\n"
-	      "  --kernel NAME         instead of the daemon's choice; see kernels\n"
-	      "  --act                 silu, gelu (tanh form), relu2, relu2_gated, swiglu_oai; "
-	      "default: the model's\n",
-	      f);
+	const char *form = v->args, *word = "usage:";
+
+	while (form) {
+		size_t len = strcspn(form, "\n");
+
+		fprintf(f, "%s exl3ctl [OPTION]... %s%s%.*s\n", word, v->name, len ? " " : "",
+			(int)len, form);
+		word = "      ";
+		form = form[len] ? form + len + 1 : NULL;
+	}
 }
 
-static void help(int argc, char **argv)
+static void print_verb_help(FILE *f, const struct verb *v)
 {
-	for (int i = 1; i < argc; i++)
-		if (!strcmp(argv[i], "run")) {
-			print_run_help(stdout);
-			return;
-		}
-	print_help(stdout);
+	print_usage(f, v);
+	fprintf(f, "\n%s: %s.\n\n", v->name, v->help);
+	print_options(f, v->groups);
+	print_options(f, G_ALL);
+	fputs(exit_codes, f);
 }
 
 int ctl_error(enum ctl_exit code, const char *fmt, ...)
@@ -242,39 +269,66 @@ static int set_node(struct ctl *c, const char *text)
 	return CTL_OK;
 }
 
-/* Sets the options; *used: their groups. 0, or an exit code; -1: help was printed. */
-static int parse(struct ctl *c, int argc, char **argv, unsigned *used)
+/* Why getopt refused argv[optind - 1]. */
+static int bad_option(const char *text, int missing)
+{
+	size_t len = strcspn(text, "=");
+	const char *near;
+	char name[64];
+	size_t same = 0;
+
+	if (missing)
+		return ctl_error(CTL_USAGE, "%s needs a value; see exl3ctl --help", text);
+	if (strncmp(text, "--", 2) != 0)
+		return ctl_error(CTL_USAGE, "there is no option '%s'; see exl3ctl --help", text);
+	for (size_t i = 0; i < NR_OPTIONS; i++) {
+		if (strlen(options[i].name) + 2 == len && !strncmp(options[i].name, text + 2, len - 2))
+			return ctl_error(CTL_USAGE, "--%s takes no value", options[i].name);
+		same += !strncmp(options[i].name, text + 2, len - 2);
+	}
+	if (same > 1)
+		return ctl_error(CTL_USAGE, "%.*s stands for several options; see exl3ctl --help",
+				 (int)len, text);
+	snprintf(name, sizeof(name), "%.*s", (int)len - 2, text + 2);
+	near = exl3_nearest(name, &options[0].name, NR_OPTIONS, sizeof(options[0]));
+	return ctl_error(CTL_USAGE, "there is no option '--%s'%s%s%s; see exl3ctl --help", name,
+			 near ? " (did you mean --" : "", near ? near : "", near ? "?)" : "");
+}
+
+/* Sets the options; *used: bits of those that were given. CTL_OK or CTL_USAGE. */
+static int parse(struct ctl *c, int argc, char **argv, uint64_t *used)
 {
 	struct option longopts[NR_OPTIONS + 2] = {0};
-	int at, n = -1;
+	int at;
 
+	/* Each has a value of its own, else getopt would take a beginning of several names for one of them. */
 	for (size_t i = 0; i < NR_OPTIONS; i++)
 		longopts[i] = (struct option){options[i].name,
-					      options[i].has_arg ? required_argument : no_argument,
-					      NULL, 0};
+					      options[i].arg ? required_argument : no_argument,
+					      NULL, OPTION_FIRST + (int)i};
 	longopts[NR_OPTIONS] = (struct option){"help", no_argument, NULL, 'h'};
-	while ((at = getopt_long(argc, argv, "ho:", longopts, &n)) != -1) {
+	opterr = 0;
+	while ((at = getopt_long(argc, argv, ":ho:", longopts, NULL)) != -1) {
 		const struct option_desc *o;
+		int n = at - OPTION_FIRST;
 
 		if (at == 'h') {
-			help(argc, argv);
-			return -1;
-		}
-		if (at == 'o') {
-			c->output = optarg;
-			*used |= G_RUN;
+			c->help = true;
 			continue;
 		}
-		if (at != 0)
-			return CTL_USAGE; /* getopt has said why */
+		if (at == '?' || at == ':')
+			return bad_option(argv[optind - 1], at == ':');
+		if (at == 'o')
+			for (n = 0; strcmp(options[n].name, "output") != 0;)
+				n++;
 		o = &options[n];
-		*used |= o->group;
+		*used |= 1ull << n;
 		if (!strcmp(o->name, "node")) {
 			int e = set_node(c, optarg);
 
 			if (e != CTL_OK)
 				return e;
-		} else if (o->has_arg) {
+		} else if (o->arg) {
 			*(const char **)((char *)c + o->field) = optarg;
 		} else {
 			*(bool *)((char *)c + o->field) = true;
@@ -283,40 +337,72 @@ static int parse(struct ctl *c, int argc, char **argv, unsigned *used)
 	return CTL_OK;
 }
 
-static int run_verb(struct ctl *c, int argc, char **argv, unsigned used)
+/* NULL: there is none of that name; what was wrong is printed. */
+static const struct verb *look_up(const char *name)
+{
+	const struct verb *v = find_verb(name);
+	const char *near;
+
+	if (v)
+		return v;
+	near = exl3_nearest(name, &verbs[0].name, NR_VERBS, sizeof(verbs[0]));
+	ctl_error(CTL_USAGE, "there is no verb '%s'%s%s%s; see exl3ctl --help", name,
+		  near ? " (did you mean " : "", near ? near : "", near ? "?)" : "");
+	return NULL;
+}
+
+static int ctl_help(struct ctl *c)
+{
+	const struct verb *v;
+
+	if (!c->nr_args) {
+		print_help(stdout);
+		return CTL_OK;
+	}
+	v = look_up(c->args[0]);
+	if (!v)
+		return CTL_USAGE;
+	print_verb_help(stdout, v);
+	return CTL_OK;
+}
+
+static int run_verb(struct ctl *c, int argc, char **argv, uint64_t used)
 {
 	const struct verb *v;
 
 	if (optind == argc) {
-		print_help(stderr);
-		return CTL_USAGE;
+		print_help(c->help ? stdout : stderr);
+		return c->help ? CTL_OK : CTL_USAGE;
 	}
-	v = find_verb(argv[optind]);
+	v = look_up(argv[optind]);
 	if (!v)
-		return ctl_error(CTL_USAGE, "there is no verb '%s'; see exl3ctl --help",
-				 argv[optind]);
+		return CTL_USAGE;
+	if (c->help) {
+		print_verb_help(stdout, v);
+		return CTL_OK;
+	}
 	c->args = (const char *const *)(argv + optind + 1);
 	c->nr_args = argc - optind - 1;
-	if (c->nr_args < v->min_args || c->nr_args > v->max_args)
-		return ctl_error(CTL_USAGE, "usage: exl3ctl %s%s%s", v->name, *v->args ? " " : "",
-				 v->args);
-	if (used & ~(v->groups | G_ALL))
-		return ctl_error(CTL_USAGE,
-				 "%s does not take one of these options; see exl3ctl --help",
-				 v->name);
+	if (c->nr_args < v->min_args || c->nr_args > v->max_args) {
+		print_usage(stderr, v);
+		return ctl_error(CTL_USAGE, "%s: %d argument%s given; see exl3ctl help %s", v->name,
+				 c->nr_args, c->nr_args == 1 ? " is" : "s are", v->name);
+	}
+	for (size_t i = 0; i < NR_OPTIONS; i++)
+		if (used >> i & 1 && !(options[i].group & (v->groups | G_ALL)))
+			return ctl_error(CTL_USAGE, "%s does not take --%s; see exl3ctl help %s",
+					 v->name, options[i].name, v->name);
 	return v->run(c);
 }
 
 int main(int argc, char **argv)
 {
 	struct ctl c = {0};
-	unsigned used = 0;
+	uint64_t used = 0;
 	int e = parse(&c, argc, argv, &used);
 
 	if (e == CTL_OK)
 		e = run_verb(&c, argc, argv, used);
-	else if (e < 0)
-		e = CTL_OK;
 	c.client = exl3_close(c.client);
 	if (fflush(stdout) != 0 || ferror(stdout)) {
 		if (e == CTL_OK)

@@ -522,11 +522,11 @@ int ctl_run(struct ctl *c)
 		return ctl_error(CTL_USAGE, "run %s: linear, mlp, moe or mla", c->args[0]);
 	if (c->nr_args != ops[i].nr_args || !c->output)
 		return ctl_error(CTL_USAGE,
-				 "run %s: arguments or -o are missing; see exl3ctl run --help",
+				 "run %s: arguments or -o are missing; see exl3ctl help run",
 				 c->args[0]);
 	foreign = foreign_option(c, ops[i].op);
 	if (foreign)
-		return ctl_error(CTL_USAGE, "run %s does not take %s; see exl3ctl run --help",
+		return ctl_error(CTL_USAGE, "run %s does not take %s; see exl3ctl help run",
 				 c->args[0], foreign);
 	e = parse_options(c, &j);
 	if (e == CTL_OK)

@@ -70,3 +70,55 @@ uint64_t exl3_now_ns(void)
 	clock_gettime(CLOCK_MONOTONIC, &ts);
 	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
+
+#define NEAREST_MAX 48u /* bytes of a word that is looked for */
+
+/* Letters to insert, delete, change or swap with the next to make @b of @a; both at most NEAREST_MAX bytes. */
+static unsigned distance(const char *a, const char *b)
+{
+	unsigned rows[3][NEAREST_MAX + 1], *before = rows[0], *last = rows[1], *row = rows[2];
+	size_t len_a = strlen(a), len_b = strlen(b);
+
+	for (unsigned j = 0; j <= len_b; j++)
+		last[j] = j;
+	for (size_t i = 1; i <= len_a; i++) {
+		unsigned *free_row = before;
+
+		row[0] = (unsigned)i;
+		for (size_t j = 1; j <= len_b; j++) {
+			unsigned best = last[j - 1] + (a[i - 1] != b[j - 1]);
+
+			if (last[j] + 1 < best)
+				best = last[j] + 1;
+			if (row[j - 1] + 1 < best)
+				best = row[j - 1] + 1;
+			if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+			    before[j - 2] + 1 < best)
+				best = before[j - 2] + 1;
+			row[j] = best;
+		}
+		before = last;
+		last = row;
+		row = free_row;
+	}
+	return last[len_b];
+}
+
+const char *exl3_nearest(const char *word, const char *const *first, size_t nr, size_t stride)
+{
+	const char *ret = NULL;
+	unsigned least = 0;
+
+	if (strlen(word) > NEAREST_MAX)
+		return NULL;
+	for (size_t i = 0; i < nr; i++) {
+		const char *name = *(const char *const *)((const char *)first + i * stride);
+		unsigned d = strlen(name) > NEAREST_MAX ? NEAREST_MAX : distance(word, name);
+
+		if (d > (strlen(name) + 2) / 3 || (ret && d >= least))
+			continue;
+		least = d;
+		ret = name;
+	}
+	return ret;
+}

@@ -54,6 +54,17 @@ static inline int exl3_take_fd(int *fd)
 void exl3_closep(int *fd);  /* closes an fd >= 0 and keeps errno */
 void exl3_freep(void *ptr); /* free() for exl3_auto: takes the address of the pointer */
 
+/**
+ * exl3_nearest() - the name of a table that @word was most likely meant to be.
+ * @word:   what somebody typed.
+ * @first:  the name of the first row; the others follow every @stride bytes.
+ * @nr:     rows.
+ * @stride: bytes from one row to the next.
+ * Returns one of the names, or NULL: none is within a third of its length in letters that are missing, surplus,
+ * swapped or wrong. Any thread.
+ */
+const char *exl3_nearest(const char *word, const char *const *first, size_t nr, size_t stride);
+
 /* Monotonic time in nanoseconds (CLOCK_MONOTONIC, through the vDSO). */
 uint64_t exl3_now_ns(void);
 

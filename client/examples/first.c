@@ -32,6 +32,8 @@ int main(int argc, char **argv)
 
 	float *x = exl3_arena_alloc(arena, 4 * info.k_logical);
 	float *y = exl3_arena_alloc(arena, 4 * info.n_logical);
+	if (!x || !y)
+		return fprintf(stderr, "the arena is too small\n"), 1;
 	for (unsigned i = 0; i < info.k_logical; i++)
 		x[i] = 1.0f;
 	check(exl3_linear(channel, mod, arena, x, EXL3_F32, y, EXL3_F32, 1));

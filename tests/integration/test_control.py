@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every verb of exl3ctl: text, --json, exit statuses."""
 import os
+import re
+import shutil
 import signal
 import subprocess
 import time
 
 import exl3ref as ref
-from harness import Skipped, WAIT, check, equal, wait_for
+from harness import Skipped, TESTS, WAIT, check, equal, wait_for
 from test_linear import near, wave
 
 
@@ -165,6 +167,70 @@ def test_usage(env):
         check(rc == 2 and err.strip(), f"exl3ctl {' '.join(args)}: status {rc}, {out}{err}")
     rc, out, _ = env.run(program, "--help")
     check(rc == 0 and "resolve" in out, f"--help: status {rc}")
+
+
+def test_help(env):
+    """One form for every verb: usage, a sentence, each option with what it takes, exit status; by help and by --help."""
+    program = env.program("exl3ctl")
+    rc, overview, _ = env.run(program, "help")
+    equal(rc, 0, "help")
+    equal(env.run(program, "--help")[1], overview, "--help and help")
+    verbs = re.findall(r"^  ([a-z]+) ", overview, re.M)
+    check(len(verbs) > 15 and "help" in verbs, f"verbs: {verbs}")
+    for verb in verbs:
+        rc, out, err = env.run(program, "help", verb)
+        equal((rc, err), (0, ""), f"help {verb}")
+        for shape in (rf"\Ausage: exl3ctl \[OPTION\]\.\.\. {verb}\b", rf"\n\n{verb}: \S.*[^.]\.\n\n", r"\n  --socket PATH +\S",
+                      r"\nExit status: 0 done, 1 .* 2 usage, 3 .* 4 .* 5 "):
+            check(re.search(shape, out), f"help {verb} has no {shape!r}: {out}")
+        equal(env.run(program, verb, "--help")[1], out, f"{verb} --help")
+        takes_json = "\n  --json" in out
+        rc, _, err = env.run(program, "--socket", "/nonexistent/socket", verb, *re.findall("[A-Z]{4,}", out.split("\n")[0])[1:],
+                             "--json")
+        check(takes_json or (rc == 2 and f"{verb} does not take --json; see exl3ctl help {verb}" in err),
+              f"{verb} --json: status {rc}, {err}")
+    for args, hint in ((("statsu",), "there is no verb 'statsu' (did you mean status?)"),
+                       (("help", "unlaod"), "(did you mean unload?)"), (("xyzzy",), "there is no verb 'xyzzy';"),
+                       (("status", "--jsn"), "there is no option '--jsn' (did you mean --json?)"),
+                       (("status", "--xyzzy"), "there is no option '--xyzzy';"), (("status", "-x"), "no option '-x'"),
+                       (("--json=1", "status"), "--json takes no value"), (("--k=1", "run"), "stands for several options"),
+                       (("--socket",), "--socket needs a value"),
+                       (("resolve", "a"), "resolve: 1 argument is given; see exl3ctl help resolve")):
+        rc, out, err = env.run(program, *args)
+        check(rc == 2 and hint in err and out == "", f"exl3ctl {' '.join(args)}: status {rc}, {out}{err}")
+
+
+def test_completion(env):
+    """What bash offers: verbs, options of the verb, models of the daemon that the line names."""
+    if not shutil.which("bash"):
+        raise Skipped("bash is not installed")
+    d = env.shared()
+    script = os.path.join(os.path.dirname(TESTS), "client", "exl3ctl.bash")
+    program = env.program("exl3ctl")
+
+    def offered(*words):
+        rc, out, err = env.run("bash", "-c", 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _exl3ctl; '
+                               'printf "%s\\n" "${COMPREPLY[@]}"', "bash", script, program, *words)
+        equal((rc, err), (0, ""), f"completion of {words}")
+        return out.split()
+    equal(offered("st"), ["status"], "a verb")
+    check({"load", "unload", "help"} <= set(offered("")), "verbs")
+    equal(offered("help", "dra"), ["drain"], "a verb after help")
+    equal(offered("load", "--no"), ["--no-wait", "--node"], "options of a verb")
+    equal(offered("--s"), ["--socket"], "options of all verbs")
+    equal(offered("run", "m"), ["mlp", "moe", "mla"], "operations")
+    equal(sorted(offered("--socket", d.sock, "modules", "tiny-")), ["tiny-deepseek", "tiny-llama"], "models")
+    equal(offered("--socket", d.sock, "run", "linear", "la"), ["layers"], "models of run")
+    equal(offered("--socket", "/nonexistent/socket", "modules", ""), [], "models without a daemon")
+    equal(offered("--socket", ""), [], "a path is left to bash")
+    # A name is text, whatever a shell would make of it.
+    trap = env.path("trap")
+    with open(trap, "w") as f:
+        f.write(f"#!/bin/sh\necho models:\necho '  $(touch${{IFS}}{trap}.sprung) ready'\n")
+    os.chmod(trap, 0o755)
+    program = trap
+    equal(offered("modules", "$"), [f"$(touch${{IFS}}{trap}.sprung)"], "an odd name")
+    check(not os.path.exists(trap + ".sprung"), "completion ran what a model's name says")
 
 
 def test_socket_choice(env):
