@@ -8,7 +8,8 @@
  * integers once to private memory and checks them there. A row of NaN stays in its row.
  *
  * Thread safety: open, close, slab and arena calls from any thread, one at a time per device;
- * submit and poll from one thread (the worker's loop), never blocking.
+ * submit and poll from one thread (the worker's loop), never blocking. A track is used by one thread at a
+ * time; different tracks at once, and beside submit().
  */
 #ifndef EXL3_KERNELS_BACKEND_H
 #define EXL3_KERNELS_BACKEND_H
@@ -25,6 +26,7 @@ extern "C" {
 #endif
 
 struct exl3_dev;
+struct exl3_track;
 
 #define EXL3_CPU_DEVICES_MAX 8 /* ordinals of the cpu backend: parts of one machine */
 
@@ -222,6 +224,12 @@ struct exl3_dev_info {
 	int ordinal; /* what options.ordinal would have to be for this device */
 };
 
+struct exl3_track_options {
+	uint64_t workspace_bytes; /* 0 = default */
+	unsigned threads;         /* cpu: of the team that runs its works, 0 = as the device */
+	bool deterministic;
+};
+
 struct exl3_backend_ops {
 	const char *name; /* also the config key: "cpu", "cuda" */
 	/* Devices here, 0 if none (err says why), or a negative errno. Opens libraries, no context. The cpu
@@ -293,11 +301,34 @@ struct exl3_backend_ops {
 	/* Before the loop sleeps: true if it may (the next completion writes event_fd). */
 	bool (*wake_arm)(struct exl3_dev *dev);
 
+	/*
+	 * A track: a place outside of submit() in which works run, one after the other, with a workspace of its own.
+	 * Freed before its device and after its last work has ended; NULL allowed, returns NULL. -ENOMEM.
+	 */
+	int (*track_new)(struct exl3_dev *dev, const struct exl3_track_options *opt, struct exl3_track **ret,
+			 struct exl3_error *err);
+	struct exl3_track *(*track_free)(struct exl3_track *track);
+	/*
+	 * Runs @work; @work and what it points to may change afterwards, except operands and weights. No signals, no tag.
+	 *   cpu    to its end, on the caller's thread and a team of its own; work->skipped is set. @stream: NULL.
+	 *   cuda   enqueues its kernels on @stream (a cudaStream_t of the device's context), which may be capturing:
+	 *          nothing that is illegal then is called, and what a captured work needs beside its operands travels
+	 *          with it or lies in the workspace, so that the graph may be launched as long as the track lives.
+	 *          work->skipped is left alone. The caller sees to it that no two works of a track run at the same
+	 *          time, launches of captured ones included: they share the workspace.
+	 * 0, -EINVAL (signals), -EOPNOTSUPP (no kernel), -ENOMEM (workspace), -EIO. After an error some of the work's
+	 * kernels may have been enqueued: y is undefined then, and a capture is to be thrown away.
+	 */
+	int (*track_run)(struct exl3_track *track, const struct exl3_work *work, void *stream);
+	/* Invalid ids and slots of all works so far whose kernels have ended (cpu: of those with work->skipped). May
+	 * wait for a copy, never for works. 0 or -EIO. */
+	int (*track_skipped)(struct exl3_track *track, uint64_t *ret);
+
 	const struct exl3_kernel *kernels; /* ends with a NULL name */
 };
 
 /* Grows with every change of the structs above: a plugin of another version is not used. */
-#define EXL3_BACKEND_ABI 4u
+#define EXL3_BACKEND_ABI 5u
 
 extern const struct exl3_backend_ops exl3_backend_cpu;
 

@@ -425,19 +425,23 @@ static void choose_cpus(struct exl3_dev *dev, unsigned threads, unsigned shares)
 /* Longer than the gap between two requests of a busy client, shorter than a futex round trip. */
 #define CPU_SPIN_NS 5000
 
-static bool begin(void *arg, const struct exl3_work *work)
+int cpu_run(struct exl3_dev *dev, const struct exl3_work *work)
 {
-	struct exl3_dev *dev = arg;
 	const struct exl3_kernel *kernel = work->kernel ? work->kernel : cpu_select(dev, work);
-	uint64_t start = exl3_now_ns();
-	int result = -EOPNOTSUPP;
 
 	for (uint32_t i = 0; work->skipped && i < work->nr_rows; i++)
 		work->skipped[i] = 0;
 	if (work->op == EXL3_OP_NOP)
-		result = 0;
-	else if (kernel && kernel->supports(dev, work))
-		result = kernel->run(dev, work);
+		return 0;
+	return kernel && kernel->supports(dev, work) ? kernel->run(dev, work) : -EOPNOTSUPP;
+}
+
+static bool begin(void *arg, const struct exl3_work *work)
+{
+	struct exl3_dev *dev = arg;
+	uint64_t start = exl3_now_ns();
+	int result = cpu_run(dev, work);
+
 	for (uint32_t i = 0; result == 0 && i < work->nr_signals; i++)
 		__atomic_store_n(work->signals[i].word, work->signals[i].value, __ATOMIC_RELEASE);
 	exl3_executor_done(dev->executor, work->tag, result, exl3_now_ns() - start);
@@ -501,6 +505,27 @@ static struct exl3_dev *cpu_close(struct exl3_dev *dev)
 	return NULL;
 }
 
+int cpu_workspace(struct exl3_dev *dev, uint64_t bytes, struct exl3_error *err)
+{
+	void *ws;
+
+	dev->ws_bytes = bytes ? bytes : CPU_WORKSPACE_DEFAULT;
+	if (dev->ws_bytes < CPU_WORKSPACE_MIN)
+		dev->ws_bytes = CPU_WORKSPACE_MIN;
+	dev->ws_bytes = page_round(dev->ws_bytes);
+	dev->map_bytes = page_round(dev->ws_bytes + dev->nr_threads * sizeof(*dev->mla));
+	ws = mmap(NULL, dev->map_bytes, PROT_READ | PROT_WRITE,
+		  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (ws == MAP_FAILED)
+		return exl3_errf(err, -errno, "cpu: cannot map a workspace of %zu bytes: %m",
+				 dev->map_bytes);
+	dev->ws = ws;
+	dev->mla = (struct cpu_mla_state *)((char *)ws + dev->ws_bytes);
+	bind_to_node(dev, ws, dev->map_bytes);
+	madvise(ws, dev->map_bytes, MADV_HUGEPAGE);
+	return 0;
+}
+
 static void closep(struct exl3_dev **dev)
 {
 	*dev = cpu_close(*dev);
@@ -510,7 +535,6 @@ static int cpu_open(const struct exl3_dev_options *opt, struct exl3_dev **ret,
 		    struct exl3_error *err)
 {
 	exl3_auto(closep) struct exl3_dev *dev = NULL;
-	void *ws;
 	int code;
 
 	if (opt->ordinal < 0 || opt->ordinal >= EXL3_CPU_DEVICES_MAX)
@@ -542,21 +566,9 @@ static int cpu_open(const struct exl3_dev_options *opt, struct exl3_dev **ret,
 	dev->memory_max = opt->memory_max;
 	choose_cpus(dev, opt->threads, opt->shares);
 
-	dev->ws_bytes = opt->workspace_bytes ? opt->workspace_bytes : CPU_WORKSPACE_DEFAULT;
-	if (dev->ws_bytes < CPU_WORKSPACE_MIN)
-		dev->ws_bytes = CPU_WORKSPACE_MIN;
-	dev->ws_bytes = page_round(dev->ws_bytes);
-	dev->map_bytes = page_round(dev->ws_bytes + dev->nr_threads * sizeof(*dev->mla));
-	ws = mmap(NULL, dev->map_bytes, PROT_READ | PROT_WRITE,
-		  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (ws == MAP_FAILED)
-		return exl3_errf(err, -errno, "cpu: cannot map a workspace of %zu bytes: %m",
-				 dev->map_bytes);
-	dev->ws = ws;
-	dev->mla = (struct cpu_mla_state *)((char *)ws + dev->ws_bytes);
-	bind_to_node(dev, ws, dev->map_bytes);
-	madvise(ws, dev->map_bytes, MADV_HUGEPAGE);
-
+	code = cpu_workspace(dev, opt->workspace_bytes, err);
+	if (code)
+		return code;
 	code = exl3_executor_new(&executor_ops, dev, CPU_SPIN_NS, &dev->executor, err);
 	if (code)
 		return code;
@@ -576,7 +588,7 @@ static void cpu_info(struct exl3_dev *dev, struct exl3_dev_info *ret)
 	memory_state(dev, &ret->memory_total, &ret->memory_free);
 	ret->slab_bytes = dev->slab_bytes;
 	ret->arena_bytes = dev->arena_bytes;
-	ret->workspace_bytes = dev->map_bytes;
+	ret->workspace_bytes = dev->map_bytes + atomic_load(&dev->track_bytes);
 	ret->threads = dev->nr_threads;
 	ret->ordinal = dev->ordinal;
 }
@@ -607,5 +619,9 @@ const struct exl3_backend_ops exl3_backend_cpu = {
 	.poll = cpu_poll,
 	.event_fd = cpu_event_fd,
 	.wake_arm = cpu_wake_arm,
+	.track_new = cpu_track_new,
+	.track_free = cpu_track_free,
+	.track_run = cpu_track_run,
+	.track_skipped = cpu_track_skipped,
 	.kernels = cpu_kernels,
 };

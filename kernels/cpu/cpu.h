@@ -31,14 +31,26 @@ struct exl3_dev {
 	uint64_t memory_max;
 	_Atomic uint64_t slab_bytes, arena_bytes;
 
-	/* Workspace of the request path, executor thread and its team only. */
+	/* Workspace of the request path, executor thread and its team only; of a track: its caller's. */
 	void *ws; /* owned mapping */
 	size_t ws_bytes;
 	struct cpu_mla_state *mla; /* [nr_threads], at the end of the same mapping */
 	size_t map_bytes;
 
 	struct exl3_executor *executor; /* owned */
+	_Atomic uint64_t track_bytes;   /* workspaces of the tracks */
 };
+
+/* backend_cpu.c: maps ws (0: the default) for nr_threads on its node. Runs a work to its end in dev->ws. */
+int cpu_workspace(struct exl3_dev *dev, uint64_t bytes, struct exl3_error *err);
+int cpu_run(struct exl3_dev *dev, const struct exl3_work *work);
+
+/* track.c; contracts in kernels/backend.h */
+int cpu_track_new(struct exl3_dev *dev, const struct exl3_track_options *opt, struct exl3_track **ret,
+		  struct exl3_error *err);
+struct exl3_track *cpu_track_free(struct exl3_track *track);
+int cpu_track_run(struct exl3_track *track, const struct exl3_work *work, void *stream);
+int cpu_track_skipped(struct exl3_track *track, uint64_t *ret);
 
 /* kernel_table.c */
 extern const struct exl3_kernel cpu_kernels[];

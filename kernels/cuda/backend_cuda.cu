@@ -160,10 +160,10 @@ static bool signal_end(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 	slot->unsaid = n && dev->unsaid < UNSAID_MAX && exl3_executor_more(dev->exec);
 	dev->unsaid = slot->unsaid ? dev->unsaid + 1 : 0;
 	if (slot->unsaid)
-		return dev->cu.StreamBatchMemOp(dev->stream, n, ops, 0) == CUDA_SUCCESS;
+		return dev->cu.StreamBatchMemOp(dev->place.stream, n, ops, 0) == CUDA_SUCCESS;
 	/* Written also behind a refused request: slots end in order. */
 	write_value(&ops[n++], slot->done_dev, slot->seq);
-	return dev->cu.StreamBatchMemOp(dev->stream, n, ops, 0) == CUDA_SUCCESS;
+	return dev->cu.StreamBatchMemOp(dev->place.stream, n, ops, 0) == CUDA_SUCCESS;
 }
 
 static bool executor_begin(void *arg, const struct exl3_work *work)
@@ -180,7 +180,7 @@ static bool executor_begin(void *arg, const struct exl3_work *work)
 	if (work->nr_rows == 0 || work->nr_rows > EXL3_CUDA_ENTRIES)
 		slot->result = -EOPNOTSUPP;
 	else
-		slot->result = dev->lost ? -EIO : exl3_cuda_lower(dev, slot);
+		slot->result = dev->lost ? -EIO : exl3_cuda_lower(&dev->place, slot);
 	if (!dev->lost && slot->result != -EIO && !signal_end(dev, slot))
 		slot->result = -EIO;
 	if (slot->result == -EIO)
@@ -229,7 +229,7 @@ static unsigned executor_progress(void *arg)
 		return 0;
 	now = exl3_now_ns();
 	if (now - dev->looked_ns > LOOK_ERRORS_NS) {
-		cudaError_t e = cudaStreamQuery(dev->stream);
+		cudaError_t e = cudaStreamQuery(dev->place.stream);
 
 		dev->looked_ns = now;
 		if (e != cudaSuccess && e != cudaErrorNotReady) {
@@ -256,14 +256,14 @@ static struct exl3_dev *cuda_close(struct exl3_dev *dev)
 		return NULL;
 	dev->exec = exl3_executor_free(dev->exec);
 	cudaSetDevice(dev->ordinal);
-	if (dev->stream)
-		cudaStreamDestroy(dev->stream);
+	if (dev->place.stream)
+		cudaStreamDestroy(dev->place.stream);
 	if (dev->copy)
 		cudaStreamDestroy(dev->copy);
 	if (dev->side)
 		cudaStreamDestroy(dev->side);
 	pthread_mutex_destroy(&dev->memory_lock);
-	cudaFree(dev->ws);
+	cudaFree(dev->place.ws);
 	cudaFree(dev->tables);
 	cudaFreeHost(dev->pinned);
 	free(dev->rows);
@@ -331,13 +331,14 @@ static int cuda_open(const struct exl3_dev_options *opt, struct exl3_dev **ret, 
 	if (!dev)
 		return exl3_errf(err, -ENOMEM, "cuda: out of memory");
 	dev->ordinal = ordinal;
+	dev->place.dev = dev;
 	pthread_mutex_init(&dev->memory_lock, NULL);
 	dev->memory_max = opt->memory_max;
 	dev->host_memory_max = opt->host_memory_max;
-	dev->deterministic = opt->deterministic;
-	dev->ws_bytes = opt->workspace_bytes ? opt->workspace_bytes : WS_DEFAULT;
-	if (dev->ws_bytes < 4 * (size_t)EXL3_CUDA_WS_ZERO)
-		dev->ws_bytes = 4 * (size_t)EXL3_CUDA_WS_ZERO;
+	dev->place.deterministic = opt->deterministic;
+	dev->place.ws_bytes = opt->workspace_bytes ? opt->workspace_bytes : WS_DEFAULT;
+	if (dev->place.ws_bytes < 4 * (size_t)EXL3_CUDA_WS_ZERO)
+		dev->place.ws_bytes = 4 * (size_t)EXL3_CUDA_WS_ZERO;
 	code = exl3_cuda_err(err, cudaSetDevice(ordinal), "cuda: cudaSetDevice");
 	if (!code)
 		code = exl3_cuda_err(err, cudaGetDeviceProperties(&prop, ordinal),
@@ -352,16 +353,16 @@ static int cuda_open(const struct exl3_dev_options *opt, struct exl3_dev **ret, 
 	uuid_text(&prop.uuid, dev->uuid);
 	driver_text(dev->driver, sizeof(dev->driver));
 	snprintf(dev->isa, sizeof(dev->isa), "sm_%d%s", dev->cc, dev->cc == 90 ? "a" : "");
-	code = exl3_cuda_err(err, cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking),
+	code = exl3_cuda_err(err, cudaStreamCreateWithFlags(&dev->place.stream, cudaStreamNonBlocking),
 			     "cuda: stream");
 	if (!code)
 		code = exl3_cuda_err(err, cudaStreamCreateWithFlags(&dev->copy, cudaStreamNonBlocking),
 				     "cuda: stream");
 	if (!code)
-		code = exl3_cuda_err(err, cudaMalloc((void **)&dev->ws, dev->ws_bytes),
+		code = exl3_cuda_err(err, cudaMalloc((void **)&dev->place.ws, dev->place.ws_bytes),
 				     "cuda: workspace");
 	if (!code)
-		code = exl3_cuda_err(err, cudaMemsetAsync(dev->ws, 0, EXL3_CUDA_WS_ZERO, dev->stream),
+		code = exl3_cuda_err(err, cudaMemsetAsync(dev->place.ws, 0, EXL3_CUDA_WS_ZERO, dev->place.stream),
 				     "cuda: workspace");
 	if (!code)
 		code = make_slots(dev, err);
@@ -395,8 +396,9 @@ static void cuda_info(struct exl3_dev *dev, struct exl3_dev_info *ret)
 	ret->device_arena_bytes = __atomic_load_n(&dev->device_arena_bytes, __ATOMIC_RELAXED);
 	ret->import_bytes = __atomic_load_n(&dev->import_bytes, __ATOMIC_RELAXED);
 	ret->nr_imports = __atomic_load_n(&dev->nr_imports, __ATOMIC_RELAXED);
-	ret->workspace_bytes = dev->ws_bytes + EXL3_CUDA_SLOTS * EXL3_CUDA_TABLE_ROWS *
-						       sizeof(struct exl3_cuda_row);
+	ret->workspace_bytes = dev->place.ws_bytes + EXL3_CUDA_SLOTS * EXL3_CUDA_TABLE_ROWS *
+						       sizeof(struct exl3_cuda_row) +
+			       __atomic_load_n(&dev->track_bytes, __ATOMIC_RELAXED);
 	ret->threads = 1;
 	ret->ordinal = dev->ordinal;
 }
@@ -479,5 +481,9 @@ const struct exl3_backend_ops exl3_backend_cuda = {
 	cuda_poll,
 	cuda_event_fd,
 	cuda_wake_arm,
+	exl3_cuda_track_new,
+	exl3_cuda_track_free,
+	exl3_cuda_track_run,
+	exl3_cuda_track_skipped,
 	exl3_cuda_kernel_table,
 };

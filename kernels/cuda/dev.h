@@ -81,16 +81,27 @@ struct exl3_cuda_slab_entry {
 
 struct ipc_open; /* import.cu */
 
+/*
+ * Where works run: what they take from a stream. submit() has one, the device's own, for all its works, and each
+ * track another (track.cu).
+ */
+struct exl3_cuda_place {
+	struct exl3_dev *dev;  /* borrowed */
+	cudaStream_t stream;
+	char *ws;              /* device workspace of the stream; first EXL3_CUDA_WS_ZERO bytes stay zero */
+	size_t ws_bytes;
+	bool deterministic;
+	struct exl3_cuda_row *table; /* a track's row table in device memory, or NULL: slots and kept tables */
+};
+
 struct exl3_dev {
 	int ordinal;
 	int cc;                /* 90 for compute capability 9.0 */
 	int sms;
 	char name[128], isa[64], uuid[48], driver[64];
 	struct exl3_cuda_driver cu;
-	cudaStream_t stream;   /* all requests, in order */
+	struct exl3_cuda_place place; /* of submit(): all its requests, in order */
 	cudaStream_t copy;     /* the loader's */
-	char *ws;              /* device workspace of the stream; first EXL3_CUDA_WS_ZERO bytes stay zero */
-	size_t ws_bytes;
 	char *pinned;          /* done words, skip counters, row tables */
 	size_t pinned_bytes;
 	char *tables;          /* device copies of the row tables */
@@ -101,6 +112,7 @@ struct exl3_dev {
 	uint64_t memory_max;   /* of slabs; 0 = none */
 	uint64_t host_memory_max; /* of arenas; 0 = none */
 	uint64_t plan_bytes;              /* atomic; expert tables */
+	uint64_t track_bytes;             /* atomic; workspaces of the tracks */
 	uint64_t slab_bytes, arena_bytes; /* atomics, as the next three */
 	uint64_t device_arena_bytes, import_bytes;
 	uint32_t nr_imports;
@@ -108,7 +120,6 @@ struct exl3_dev {
 	cudaStream_t side;           /* small copies of import.cu, made when first needed, or NULL */
 	struct ipc_open *ipc;
 	struct exl3_cuda_slab_entry *slabs;
-	bool deterministic;
 	struct exl3_executor *exec; /* owned */
 	bool lost;             /* executor thread only: a device error was seen */
 	uint32_t head, tail;   /* executor thread only: slots in flight, oldest at head */
@@ -151,13 +162,25 @@ struct exl3_arena *exl3_cuda_memory_free(struct exl3_arena *arena);
 int exl3_cuda_slab_mark(struct exl3_slab *slab, size_t size, struct exl3_error *err);
 void exl3_cuda_slab_list(struct exl3_dev *dev, struct exl3_cuda_slab_entry *entry, bool add);
 
-/* lower.cu: enqueues @slot->work on dev->stream. 0, -EOPNOTSUPP, -ENOMEM (workspace), -EIO. */
-int exl3_cuda_lower(struct exl3_dev *dev, struct exl3_cuda_slot *slot);
+/* lower.cu: enqueues @slot->work on @p's stream. 0, -EOPNOTSUPP, -ENOMEM (workspace), -EIO. Of the slot a track sets
+ * only work, rows and skipped_dev. */
+int exl3_cuda_lower(struct exl3_cuda_place *p, struct exl3_cuda_slot *slot);
 /* All variants as backend kernels (run through submit() only); ends with a NULL name. */
 extern struct exl3_kernel exl3_cuda_kernel_table[];
 const struct exl3_kernel *exl3_cuda_select(const struct exl3_dev *dev, const struct exl3_work *work);
 
+/* track.cu; contracts in kernels/backend.h */
+int exl3_cuda_track_new(struct exl3_dev *dev, const struct exl3_track_options *opt, struct exl3_track **ret,
+			struct exl3_error *err);
+struct exl3_track *exl3_cuda_track_free(struct exl3_track *track);
+int exl3_cuda_track_run(struct exl3_track *track, const struct exl3_work *work, void *stream);
+int exl3_cuda_track_skipped(struct exl3_track *track, uint64_t *ret);
+/* [EXL3_CUDA_ENTRIES] in device memory, borrowed: kernels of the track's works add to entry i's. */
+uint64_t *exl3_cuda_track_counters(struct exl3_track *track);
+
 /* -EIO with the CUDA error's name and text, or 0. */
 int exl3_cuda_err(struct exl3_error *err, cudaError_t e, const char *what);
+/* The same for the driver's interface; -ENOMEM where it is that. */
+int exl3_cuda_driver_err(const struct exl3_cuda_driver *cu, struct exl3_error *err, CUresult r, const char *what);
 
 #endif

@@ -422,6 +422,16 @@ int exl3_gemm_library(uint32_t m, uint32_t n, uint32_t k, const void *x, uint32_
 	return !h ? -EOPNOTSUPP : status == 0 ? 0 : -EIO;
 }
 
+bool exl3_gemm_library_open(void)
+{
+	bool found;
+
+	pthread_mutex_lock(&exl3::blas_lock);
+	found = exl3::blas_handle() != nullptr;
+	pthread_mutex_unlock(&exl3::blas_lock);
+	return found;
+}
+
 bool exl3_gemm_f16_supports(const struct exl3_cuda_linear *a)
 {
 	const uint32_t es = a->y_dtype == EXL3_F32 ? 4 : 2;

@@ -26,6 +26,10 @@ int exl3_gemm_library(uint32_t m, uint32_t n, uint32_t k, const void *x, uint32_
 		      const void *w, uint32_t w_stride, void *y, uint32_t y_stride, int dtype,
 		      int y_dtype, void *ws, cudaStream_t stream);
 
+/* Opens the library and makes the current device's handle, which allocates: before a capture that may use it.
+ * false: no cuBLAS, then nothing uses it. */
+bool exl3_gemm_library_open(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -25,7 +25,7 @@ template <int I> static bool supports_at(const struct exl3_dev *dev, const struc
 {
 	struct exl3_cuda_linear a;
 
-	if (!exl3_cuda_linear_args(dev, work, &a))
+	if (!exl3_cuda_linear_args(&dev->place, work, &a))
 		return false;
 	return g_linear[I]->supports(&a);
 }
@@ -52,12 +52,13 @@ static bool supports_mlp(const struct exl3_dev *dev, const struct exl3_work *wor
 
 static bool supports_moe(const struct exl3_dev *dev, const struct exl3_work *work)
 {
-	return work->op == EXL3_OP_MOE && exl3_cuda_supports_moe(dev, work);
+	(void)dev;
+	return work->op == EXL3_OP_MOE && exl3_cuda_supports_moe(work);
 }
 
 static bool supports_mla(const struct exl3_dev *dev, const struct exl3_work *work)
 {
-	return work->op == EXL3_OP_MLA_DECODE && exl3_cuda_supports_mla(dev, work);
+	return work->op == EXL3_OP_MLA_DECODE && exl3_cuda_supports_mla(&dev->place, work);
 }
 
 __attribute__((constructor)) static void list_kernels(void)
@@ -96,15 +97,15 @@ static uint32_t total_rows(const struct exl3_work *work)
 	return m > EXL3_M_MAX ? 0 : (uint32_t)m;
 }
 
-static void fill_dev(const struct exl3_dev *dev, struct exl3_cuda_linear *a)
+static void fill_dev(const struct exl3_cuda_place *p, struct exl3_cuda_linear *a)
 {
-	a->ws = dev->ws;
-	a->ws_bytes = dev->ws_bytes;
-	a->device_sms = dev->sms;
-	a->device_cc = dev->cc;
+	a->ws = p->ws;
+	a->ws_bytes = p->ws_bytes;
+	a->device_sms = p->dev->sms;
+	a->device_cc = p->dev->cc;
 }
 
-bool exl3_cuda_linear_args(const struct exl3_dev *dev, const struct exl3_work *work,
+bool exl3_cuda_linear_args(const struct exl3_cuda_place *p, const struct exl3_work *work,
 			   struct exl3_cuda_linear *a)
 {
 	const struct exl3_rows *r = &work->rows[0];
@@ -125,10 +126,10 @@ bool exl3_cuda_linear_args(const struct exl3_dev *dev, const struct exl3_work *w
 	a->x_dtype = r->x_dtype;
 	a->y_dtype = r->y_dtype;
 	a->stored = r->stored;
-	a->deterministic = work->deterministic || dev->deterministic;
-	fill_dev(dev, a);
+	a->deterministic = work->deterministic || p->deterministic;
+	fill_dev(p, a);
 	if (a->deterministic && !work->kernel)
-		a->class_m = exl3_cuda_linear_class(dev, a, r->m);
+		a->class_m = exl3_cuda_linear_class(p, a, r->m);
 	return true;
 }
 
@@ -181,7 +182,7 @@ static int run_linear(const struct exl3_cuda_linear *whole, const struct exl3_cu
 	return 0;
 }
 
-static int lower_linear(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
+static int lower_linear(struct exl3_cuda_place *p, struct exl3_cuda_slot *slot)
 {
 	const struct exl3_linear_args *linear = &slot->work->u.linear;
 	const struct exl3_cuda_linear_kernel *kernel = NULL;
@@ -190,21 +191,21 @@ static int lower_linear(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 	size_t ws_bytes;
 	int ret;
 
-	if (!exl3_cuda_linear_args(dev, slot->work, &a))
+	if (!exl3_cuda_linear_args(p, slot->work, &a))
 		return -EOPNOTSUPP;
-	ret = exl3_cuda_stage(dev, slot, linear->shards[0]->k, linear->shards[0]->k_log, &work, &ws_bytes);
+	ret = exl3_cuda_stage(p, slot, linear->shards[0]->k, linear->shards[0]->k_log, &work, &ws_bytes);
 	if (ret)
 		return ret;
-	exl3_cuda_linear_args(dev, &work, &a);
+	exl3_cuda_linear_args(p, &work, &a);
 	a.ws_bytes = ws_bytes;
 	if (work.kernel)
 		kernel = g_linear[work.kernel - exl3_cuda_kernel_table];
 	if (work.nr_rows > 1) {
-		ret = exl3_cuda_table(dev, slot, &work, a.m, &a.table);
+		ret = exl3_cuda_table(p, slot, &work, a.m, &a.table);
 		if (ret)
 			return ret;
 	}
-	return run_linear(&a, kernel, dev->stream);
+	return run_linear(&a, kernel, p->stream);
 }
 
 /* ---- dense MLP: gate and up in one launch, activation, down ---- */
@@ -244,7 +245,7 @@ __global__ static void mlp_sum_kernel(const float *part, uint32_t nr, size_t par
 	exl3::store_elem(dst, col, dtype, v);
 }
 
-static int lower_mlp(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
+static int lower_mlp(struct exl3_cuda_place *p, struct exl3_cuda_slot *slot)
 {
 	const struct exl3_moe_args *moe = &slot->work->u.moe;
 	const struct exl3_matrix *up = moe->experts[0].up, *down = moe->experts[0].down;
@@ -253,7 +254,7 @@ static int lower_mlp(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 	bool gated = moe->experts[0].gate != NULL;
 	uint32_t slices = moe->nr_experts, inter = 0, n_out, done = 0, rows;
 	size_t per_row, budget, ws_bytes;
-	int ret = exl3_cuda_stage(dev, slot, up->k, up->k_log, &one, &ws_bytes);
+	int ret = exl3_cuda_stage(p, slot, up->k, up->k_log, &one, &ws_bytes);
 
 	if (ret)
 		return ret;
@@ -261,11 +262,11 @@ static int lower_mlp(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 	one.op = EXL3_OP_LINEAR;
 	one.u.linear.shards = &up;
 	one.u.linear.nr_shards = 1;
-	if (!exl3_cuda_linear_args(dev, &one, &whole))
+	if (!exl3_cuda_linear_args(p, &one, &whole))
 		return -EOPNOTSUPP;
-	whole.class_m = whole.deterministic ? exl3_cuda_mlp_class(dev, slot->work) : 0;
+	whole.class_m = whole.deterministic ? exl3_cuda_mlp_class(p, slot->work) : 0;
 	if (one.nr_rows > 1) {
-		ret = exl3_cuda_table(dev, slot, &one, whole.m, &whole.table);
+		ret = exl3_cuda_table(p, slot, &one, whole.m, &whole.table);
 		if (ret)
 			return ret;
 	}
@@ -278,7 +279,7 @@ static int lower_mlp(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 	rows = budget / per_row < whole.m ? (uint32_t)(budget / per_row) / 8 * 8 : whole.m;
 	if (!rows)
 		return -ENOMEM;
-	char *buffers = dev->ws + (ws_bytes - budget) / 256 * 256;
+	char *buffers = p->ws + (ws_bytes - budget) / 256 * 256;
 
 	for (; done < whole.m; done += rows) {
 		uint32_t m = whole.m - done < rows ? whole.m - done : rows;
@@ -290,7 +291,7 @@ static int lower_mlp(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 			uint32_t width = e->up->n;
 			struct exl3_cuda_linear l = whole;
 
-			l.ws_bytes = (size_t)(buffers - dev->ws);
+			l.ws_bytes = (size_t)(buffers - p->ws);
 			l.m = m;
 			l.nr_shards = gated ? 2 : 1;
 			if (gated)
@@ -303,14 +304,14 @@ static int lower_mlp(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 			l.y_stride = width * 4 * (gated ? 2 : 1);
 			l.y_dtype = EXL3_F32;
 			l.y_private = true;
-			ret = run_linear(&l, NULL, dev->stream);
+			ret = run_linear(&l, NULL, p->stream);
 			if (ret)
 				return ret;
-			mlp_act_kernel<<<dim3((width + 255) / 256, m), 256, 0, dev->stream>>>(
+			mlp_act_kernel<<<dim3((width + 255) / 256, m), 256, 0, p->stream>>>(
 				gu, a, width, e->up->n_log, gated, moe->act, moe->limit);
 
 			l = whole;
-			l.ws_bytes = (size_t)(buffers - dev->ws);
+			l.ws_bytes = (size_t)(buffers - p->ws);
 			l.m = m;
 			l.nr_shards = 1;
 			l.shard[0] = *e->down;
@@ -327,12 +328,12 @@ static int lower_mlp(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 				l.y_stride = n_out * 4;
 				l.y_dtype = EXL3_F32;
 			}
-			ret = run_linear(&l, NULL, dev->stream);
+			ret = run_linear(&l, NULL, p->stream);
 			if (ret)
 				return ret;
 		}
 		if (slices > 1)
-			mlp_sum_kernel<<<dim3((n_out + 255) / 256, m), 256, 0, dev->stream>>>(
+			mlp_sum_kernel<<<dim3((n_out + 255) / 256, m), 256, 0, p->stream>>>(
 				part, slices, (size_t)m * n_out, n_out,
 				whole.table ? whole.table + done : NULL,
 				(char *)whole.y + (size_t)done * whole.y_stride, whole.y_stride,
@@ -350,7 +351,7 @@ const struct exl3_kernel *exl3_cuda_select(const struct exl3_dev *dev, const str
 
 	switch (work->op) {
 	case EXL3_OP_LINEAR:
-		if (!exl3_cuda_linear_args(dev, work, &a))
+		if (!exl3_cuda_linear_args(&dev->place, work, &a))
 			return NULL;
 		k = choose_linear(&a);
 		for (unsigned i = 0; k && i < g_nr_kernels; i++)
@@ -372,27 +373,27 @@ __global__ static void nop_kernel(void)
 {
 }
 
-static int lower(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
+static int lower(struct exl3_cuda_place *p, struct exl3_cuda_slot *slot)
 {
 	switch (slot->work->op) {
 	case EXL3_OP_NOP:
-		nop_kernel<<<1, 1, 0, dev->stream>>>();
+		nop_kernel<<<1, 1, 0, p->stream>>>();
 		return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
 	case EXL3_OP_LINEAR:
-		return lower_linear(dev, slot);
+		return lower_linear(p, slot);
 	case EXL3_OP_MLP:
-		return lower_mlp(dev, slot);
+		return lower_mlp(p, slot);
 	case EXL3_OP_MOE:
-		return exl3_cuda_lower_moe(dev, slot);
+		return exl3_cuda_lower_moe(p, slot);
 	case EXL3_OP_MLA_DECODE:
-		return exl3_cuda_lower_mla(dev, slot);
+		return exl3_cuda_lower_mla(p, slot);
 	default:
 		return -EOPNOTSUPP;
 	}
 }
 
 /* Deterministic entries that may not meet: one after the other, each as if it were alone. */
-static int lower_singly(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
+static int lower_singly(struct exl3_cuda_place *p, struct exl3_cuda_slot *slot)
 {
 	const struct exl3_work *work = slot->work;
 	struct exl3_cuda_slot one = *slot;
@@ -408,16 +409,16 @@ static int lower_singly(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 		else if (work->op == EXL3_OP_MLA_DECODE)
 			part.u.mla.caches = &work->u.mla.caches[i];
 		one.skipped_dev = slot->skipped_dev + i;
-		ret = lower(dev, &one);
+		ret = lower(p, &one);
 	}
 	return ret;
 }
 
-int exl3_cuda_lower(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
+int exl3_cuda_lower(struct exl3_cuda_place *p, struct exl3_cuda_slot *slot)
 {
 	const struct exl3_work *work = slot->work;
 
-	if (work->nr_rows > 1 && (work->deterministic || dev->deterministic) && !exl3_cuda_one_class(dev, work))
-		return lower_singly(dev, slot);
-	return lower(dev, slot);
+	if (work->nr_rows > 1 && (work->deterministic || p->deterministic) && !exl3_cuda_one_class(p, work))
+		return lower_singly(p, slot);
+	return lower(p, slot);
 }

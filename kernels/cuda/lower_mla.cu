@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* @entries: room for EXL3_CUDA_MLA_ENTRIES_MAX; @skipped may be NULL (asking only for support). */
-static bool mla_args(const struct exl3_dev *dev, const struct exl3_work *work, uint64_t *skipped,
+static bool mla_args(const struct exl3_cuda_place *p, const struct exl3_work *work, uint64_t *skipped,
 		     struct exl3_cuda_mla_entry *entries, struct exl3_cuda_mla *a)
 {
 	const struct exl3_mla_geometry *g = &work->u.mla.geometry;
@@ -50,24 +50,24 @@ static bool mla_args(const struct exl3_dev *dev, const struct exl3_work *work, u
 	a->dim = g->dim;
 	a->value_dim = g->value_dim;
 	a->cache_dtype = g->cache_dtype;
-	a->deterministic = work->deterministic || dev->deterministic;
-	a->ws = dev->ws;
-	a->ws_bytes = dev->ws_bytes;
-	a->device_sms = dev->sms;
-	a->device_cc = dev->cc;
+	a->deterministic = work->deterministic || p->deterministic;
+	a->ws = p->ws;
+	a->ws_bytes = p->ws_bytes;
+	a->device_sms = p->dev->sms;
+	a->device_cc = p->dev->cc;
 	return true;
 }
 
-bool exl3_cuda_supports_mla(const struct exl3_dev *dev, const struct exl3_work *work)
+bool exl3_cuda_supports_mla(const struct exl3_cuda_place *p, const struct exl3_work *work)
 {
 	struct exl3_cuda_mla_entry entries[EXL3_CUDA_MLA_ENTRIES_MAX];
 	struct exl3_cuda_mla a;
 
-	return mla_args(dev, work, NULL, entries, &a) && exl3_cuda_mla_select(&a);
+	return mla_args(p, work, NULL, entries, &a) && exl3_cuda_mla_select(&a);
 }
 
 /* Each entry's variant and split are those of a launch without the others. */
-bool exl3_cuda_mla_as_alone(const struct exl3_dev *dev, const struct exl3_work *work)
+bool exl3_cuda_mla_as_alone(const struct exl3_cuda_place *p, const struct exl3_work *work)
 {
 	struct exl3_cuda_mla_entry entries[EXL3_CUDA_MLA_ENTRIES_MAX];
 	const struct exl3_cuda_mla_kernel *together, *alone;
@@ -77,28 +77,28 @@ bool exl3_cuda_mla_as_alone(const struct exl3_dev *dev, const struct exl3_work *
 	for (uint32_t i = 1; i < work->nr_rows; i++)
 		if (work->rows[i].m != work->rows[0].m)
 			return false;
-	if (!mla_args(dev, work, NULL, entries, &a))
+	if (!mla_args(p, work, NULL, entries, &a))
 		return false;
 	together = exl3_cuda_mla_select(&a);
 	if (!together || together->ws_bytes(&a) > a.ws_bytes)
 		return false;
 	one.nr_rows = 1;
-	alone = mla_args(dev, &one, NULL, entries, &a) ? exl3_cuda_mla_select(&a) : NULL;
+	alone = mla_args(p, &one, NULL, entries, &a) ? exl3_cuda_mla_select(&a) : NULL;
 	return together == alone;
 }
 
-int exl3_cuda_lower_mla(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
+int exl3_cuda_lower_mla(struct exl3_cuda_place *p, struct exl3_cuda_slot *slot)
 {
 	struct exl3_cuda_mla_entry entries[EXL3_CUDA_MLA_ENTRIES_MAX];
 	const struct exl3_cuda_mla_kernel *k;
 	struct exl3_cuda_mla a;
 
-	if (!mla_args(dev, slot->work, slot->skipped_dev, entries, &a))
+	if (!mla_args(p, slot->work, slot->skipped_dev, entries, &a))
 		return -EOPNOTSUPP;
 	k = exl3_cuda_mla_select(&a);
 	if (!k)
 		return -EOPNOTSUPP;
 	if (k->ws_bytes(&a) > a.ws_bytes)
 		return -ENOMEM;
-	return k->launch(&a, dev->stream);
+	return k->launch(&a, p->stream);
 }

@@ -6,18 +6,17 @@
 #include <errno.h>
 #include <string.h>
 
-bool exl3_cuda_supports_moe(const struct exl3_dev *dev, const struct exl3_work *work)
+bool exl3_cuda_supports_moe(const struct exl3_work *work)
 {
-	(void)dev;
 	return work->u.moe.plan && work->nr_rows <= EXL3_CUDA_MOE_ENTRIES_MAX;
 }
 
-uint32_t exl3_cuda_class_of_moe(const struct exl3_dev *dev, const struct exl3_work *work)
+uint32_t exl3_cuda_class_of_moe(const struct exl3_cuda_place *p, const struct exl3_work *work)
 {
 	struct exl3_cuda_moe_entry e;
 	struct exl3_cuda_moe a;
 
-	if (!exl3_cuda_supports_moe(dev, work))
+	if (!exl3_cuda_supports_moe(work))
 		return 0;
 	memset(&a, 0, sizeof(a));
 	memset(&e, 0, sizeof(e));
@@ -26,12 +25,12 @@ uint32_t exl3_cuda_class_of_moe(const struct exl3_dev *dev, const struct exl3_wo
 	a.plan = (const struct exl3_cuda_moe_plan *)work->u.moe.plan;
 	a.entries = &e;
 	a.nr_entries = 1;
-	a.ws_bytes = dev->ws_bytes / 2; /* what staged rows leave, at least */
-	a.device_cc = dev->cc;
+	a.ws_bytes = p->ws_bytes / 2; /* what staged rows leave, at least */
+	a.device_cc = p->dev->cc;
 	return exl3_cuda_moe_class(&a);
 }
 
-int exl3_cuda_lower_moe(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
+int exl3_cuda_lower_moe(struct exl3_cuda_place *p, struct exl3_cuda_slot *slot)
 {
 	const struct exl3_matrix *up = slot->work->u.moe.experts[0].up;
 	struct exl3_work staged;
@@ -41,9 +40,9 @@ int exl3_cuda_lower_moe(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 	size_t ws_bytes;
 	int ret;
 
-	if (!exl3_cuda_supports_moe(dev, slot->work))
+	if (!exl3_cuda_supports_moe(slot->work))
 		return -EOPNOTSUPP;
-	ret = exl3_cuda_stage(dev, slot, up->k, up->k_log, &staged, &ws_bytes);
+	ret = exl3_cuda_stage(p, slot, up->k, up->k_log, &staged, &ws_bytes);
 	if (ret)
 		return ret;
 	memset(&a, 0, sizeof(a));
@@ -71,13 +70,13 @@ int exl3_cuda_lower_moe(struct exl3_dev *dev, struct exl3_cuda_slot *slot)
 	a.plan = (const struct exl3_cuda_moe_plan *)work->u.moe.plan;
 	a.entries = entries;
 	a.nr_entries = work->nr_rows;
-	a.deterministic = work->deterministic || dev->deterministic;
+	a.deterministic = work->deterministic || p->deterministic;
 	a.act = work->u.moe.act;
 	a.limit = work->u.moe.limit;
 	a.routed_scale = work->u.moe.routed_scale;
-	a.ws = dev->ws;
+	a.ws = p->ws;
 	a.ws_bytes = ws_bytes;
-	a.device_sms = dev->sms;
-	a.device_cc = dev->cc;
-	return exl3_cuda_moe_launch(&a, dev->stream);
+	a.device_sms = p->dev->sms;
+	a.device_cc = p->dev->cc;
+	return exl3_cuda_moe_launch(&a, p->stream);
 }

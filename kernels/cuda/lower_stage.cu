@@ -56,9 +56,9 @@ bool in_place(const struct exl3_rows *r, size_t bytes)
 	return r->x_device && bytes % 16 == 0 && r->x_stride % 16 == 0 && !((uintptr_t)r->x & 15);
 }
 
-void launch_stage(struct exl3_dev *dev, stage_args *a)
+void launch_stage(struct exl3_cuda_place *p, stage_args *a)
 {
-	const unsigned most = (unsigned)dev->sms * 4 / a->nr + 1;
+	const unsigned most = (unsigned)p->dev->sms * 4 / a->nr + 1;
 	size_t blocks = 1;
 
 	for (uint32_t i = 0; i < a->nr; i++) {
@@ -66,7 +66,7 @@ void launch_stage(struct exl3_dev *dev, stage_args *a)
 
 		blocks = need > blocks ? need : blocks;
 	}
-	stage_kernel<<<dim3(blocks < most ? (unsigned)blocks : most, a->nr), 256, 0, dev->stream>>>(*a);
+	stage_kernel<<<dim3(blocks < most ? (unsigned)blocks : most, a->nr), 256, 0, p->stream>>>(*a);
 	a->nr = 0;
 }
 
@@ -77,7 +77,7 @@ void launch_stage(struct exl3_dev *dev, stage_args *a)
  * kernels may still use. Larger operands than a quarter of the workspace stay where they are: the many-row
  * kernels read those once anyway.
  */
-int exl3_cuda_stage(struct exl3_dev *dev, struct exl3_cuda_slot *slot, uint32_t k, uint32_t k_log,
+int exl3_cuda_stage(struct exl3_cuda_place *p, struct exl3_cuda_slot *slot, uint32_t k, uint32_t k_log,
 		    struct exl3_work *staged, size_t *ws_bytes)
 {
 	const struct exl3_work *work = slot->work;
@@ -86,7 +86,7 @@ int exl3_cuda_stage(struct exl3_dev *dev, struct exl3_cuda_slot *slot, uint32_t 
 	stage_args a;
 
 	*staged = *work;
-	*ws_bytes = dev->ws_bytes;
+	*ws_bytes = p->ws_bytes;
 	for (uint32_t i = 0; i < work->nr_rows; i++) {
 		const struct exl3_rows *r = &work->rows[i];
 		const size_t bytes = (size_t)(r->stored ? k : k_log) * exl3_dtype_bytes(r->x_dtype);
@@ -96,9 +96,9 @@ int exl3_cuda_stage(struct exl3_dev *dev, struct exl3_cuda_slot *slot, uint32_t 
 		all_there = false;
 		need += ((bytes + 15) / 16 * 16) * r->m;
 	}
-	if (all_there || need > dev->ws_bytes / 4)
+	if (all_there || need > p->ws_bytes / 4)
 		return 0;
-	at = (dev->ws_bytes - need) / 256 * 256;
+	at = (p->ws_bytes - need) / 256 * 256;
 	*ws_bytes = at;
 	memset(&a, 0, sizeof(a));
 	memcpy(slot->rows, work->rows, work->nr_rows * sizeof(*slot->rows));
@@ -111,7 +111,7 @@ int exl3_cuda_stage(struct exl3_dev *dev, struct exl3_cuda_slot *slot, uint32_t 
 
 		if (in_place(r, bytes)) {
 			if (last && a.nr)
-				launch_stage(dev, &a);
+				launch_stage(p, &a);
 			continue;
 		}
 		a.nr++;
@@ -120,12 +120,12 @@ int exl3_cuda_stage(struct exl3_dev *dev, struct exl3_cuda_slot *slot, uint32_t 
 		e->bytes = (uint32_t)bytes;
 		e->dst_stride = (e->bytes + 15) / 16 * 16;
 		e->rows = r->m;
-		e->dst = dev->ws + at;
+		e->dst = p->ws + at;
 		at += (size_t)e->dst_stride * r->m;
 		r->x = e->dst;
 		r->x_stride = e->dst_stride;
 		if (a.nr == STAGE_ENTRIES || last)
-			launch_stage(dev, &a);
+			launch_stage(p, &a);
 	}
 	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
 }

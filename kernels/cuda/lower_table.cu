@@ -10,6 +10,9 @@
  *
  * Its pinned source is written again only after the copy from it has run; its device memory is, in the order of the
  * stream, behind the launches that read it.
+ *
+ * A track's works may be captured and run again and again, so nothing that the host writes later may be read by
+ * them: their rows travel as arguments of a kernel that writes the track's one table just before it is read.
  */
 #include "kernels/cuda/lower.h"
 
@@ -29,9 +32,9 @@ static void fill(struct exl3_cuda_row *row, const struct exl3_work *work)
 		}
 }
 
-static int copy(struct exl3_dev *dev, struct exl3_cuda_row *to, const struct exl3_cuda_row *from, uint32_t m)
+static int copy(struct exl3_cuda_place *p, struct exl3_cuda_row *to, const struct exl3_cuda_row *from, uint32_t m)
 {
-	return cudaMemcpyAsync(to, from, m * sizeof(*to), cudaMemcpyHostToDevice, dev->stream) ==
+	return cudaMemcpyAsync(to, from, m * sizeof(*to), cudaMemcpyHostToDevice, p->stream) ==
 			       cudaSuccess ?
 		       0 :
 		       -EIO;
@@ -48,6 +51,51 @@ static uint64_t hash(const struct exl3_cuda_row *rows, uint32_t m)
 	return h;
 }
 
+#define PART_ROWS 128u
+
+namespace
+{
+
+struct part {
+	struct exl3_cuda_row rows[PART_ROWS];
+};
+
+__global__ void table_kernel(const __grid_constant__ part a, struct exl3_cuda_row *to, uint32_t nr)
+{
+	if (threadIdx.x < nr)
+		to[threadIdx.x] = a.rows[threadIdx.x];
+}
+
+} /* namespace */
+
+static int write_table(struct exl3_cuda_place *p, const struct exl3_work *work)
+{
+	struct exl3_work piece = *work;
+	struct exl3_rows rows;
+	struct part a;
+	uint32_t done = 0, nr = 0;
+
+	piece.rows = &rows;
+	piece.nr_rows = 1;
+	for (uint32_t i = 0; i < work->nr_rows; i++)
+		for (uint32_t j = 0; j < work->rows[i].m; j += rows.m) {
+			const uint32_t left = work->rows[i].m - j;
+
+			rows = work->rows[i];
+			rows.x = (const char *)rows.x + (size_t)j * rows.x_stride;
+			rows.y = (char *)rows.y + (size_t)j * rows.y_stride;
+			rows.m = left < PART_ROWS - nr ? left : PART_ROWS - nr;
+			fill(&a.rows[nr], &piece);
+			nr += rows.m;
+			if (nr < PART_ROWS && (rows.m < left || i + 1 < work->nr_rows))
+				continue;
+			table_kernel<<<1, PART_ROWS, 0, p->stream>>>(a, p->table + done, nr);
+			done += nr;
+			nr = 0;
+		}
+	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
+}
+
 /* Has the launch of that number, and all before it, ended? */
 static bool ended(const struct exl3_dev *dev, uint32_t seq)
 {
@@ -55,18 +103,23 @@ static bool ended(const struct exl3_dev *dev, uint32_t seq)
 	return (int32_t)(dev->seq - 1 - (dev->tail - dev->head) - seq) >= 0;
 }
 
-int exl3_cuda_table(struct exl3_dev *dev, struct exl3_cuda_slot *slot, const struct exl3_work *work, uint32_t m,
+int exl3_cuda_table(struct exl3_cuda_place *p, struct exl3_cuda_slot *slot, const struct exl3_work *work, uint32_t m,
 		    const struct exl3_cuda_row **ret)
 {
+	struct exl3_dev *dev = p->dev;
 	struct exl3_cuda_row rows[EXL3_CUDA_KEPT_ROWS];
 	struct exl3_cuda_kept *oldest = NULL;
 	uint64_t h;
 	int e;
 
+	if (p->table) {
+		*ret = p->table;
+		return m > EXL3_CUDA_TABLE_ROWS ? -EOPNOTSUPP : write_table(p, work);
+	}
 	if (m > EXL3_CUDA_KEPT_ROWS) {
 		fill(slot->table, work);
 		*ret = slot->table_dev;
-		return copy(dev, slot->table_dev, slot->table, m);
+		return copy(p, slot->table_dev, slot->table, m);
 	}
 	fill(rows, work);
 	h = hash(rows, m);
@@ -84,10 +137,10 @@ int exl3_cuda_table(struct exl3_dev *dev, struct exl3_cuda_slot *slot, const str
 	if (!oldest) {
 		memcpy(slot->table, rows, m * sizeof(rows[0]));
 		*ret = slot->table_dev;
-		return copy(dev, slot->table_dev, slot->table, m);
+		return copy(p, slot->table_dev, slot->table, m);
 	}
 	memcpy(oldest->table, rows, m * sizeof(rows[0]));
-	e = copy(dev, oldest->table_dev, oldest->table, m);
+	e = copy(p, oldest->table_dev, oldest->table, m);
 	oldest->rows = e ? 0 : m;
 	oldest->hash = h;
 	oldest->seq = slot->seq;

@@ -24,8 +24,8 @@ int exl3_cuda_err(struct exl3_error *err, cudaError_t e, const char *what)
 			 cudaGetErrorString(e), cudaGetErrorName(e));
 }
 
-static int driver_err(const struct exl3_cuda_driver *cu, struct exl3_error *err, CUresult r,
-		      const char *what)
+int exl3_cuda_driver_err(const struct exl3_cuda_driver *cu, struct exl3_error *err, CUresult r,
+			 const char *what)
 {
 	const char *text = NULL;
 
@@ -127,14 +127,14 @@ static int slab_map(struct exl3_slab *slab, struct exl3_error *err)
 	const struct exl3_cuda_driver *cu = &slab->dev->cu;
 	CUmemAccessDesc access;
 	CUdeviceptr ptr = 0;
-	int ret = driver_err(cu, err, cu->MemAddressReserve(&ptr, vmm->size, 0, 0, 0),
+	int ret = exl3_cuda_driver_err(cu, err, cu->MemAddressReserve(&ptr, vmm->size, 0, 0, 0),
 			     "weights: cuMemAddressReserve");
 
 	if (ret)
 		return ret;
 	slab->ptr = (void *)ptr;
 	vmm->reserved = true;
-	ret = driver_err(cu, err, cu->MemMap(ptr, vmm->size, 0, vmm->handle, 0), "weights: cuMemMap");
+	ret = exl3_cuda_driver_err(cu, err, cu->MemMap(ptr, vmm->size, 0, vmm->handle, 0), "weights: cuMemMap");
 	if (ret)
 		return ret;
 	vmm->mapped = true;
@@ -143,7 +143,7 @@ static int slab_map(struct exl3_slab *slab, struct exl3_error *err)
 	access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 	access.location.id = slab->dev->ordinal;
 	access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-	ret = driver_err(cu, err, cu->MemSetAccess(ptr, vmm->size, &access, 1),
+	ret = exl3_cuda_driver_err(cu, err, cu->MemSetAccess(ptr, vmm->size, &access, 1),
 			 "weights: cuMemSetAccess");
 	if (ret)
 		return ret;
@@ -170,7 +170,7 @@ int exl3_cuda_vmm_size(struct exl3_dev *dev, size_t bytes, size_t *ret, struct e
 {
 	CUmemAllocationProp prop = exl3_cuda_vmm_prop(dev);
 	size_t gran = 0;
-	int code = driver_err(&dev->cu, err,
+	int code = exl3_cuda_driver_err(&dev->cu, err,
 			      dev->cu.MemGetAllocationGranularity(
 				      &gran, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
 			      "weights: cuMemGetAllocationGranularity");
@@ -215,12 +215,12 @@ int exl3_cuda_slab_new(struct exl3_dev *dev, size_t bytes, struct exl3_slab **re
 		return exl3_errf(err, -ENOMEM, "weights: out of memory");
 	vmm = (struct slab_vmm *)slab->priv;
 	vmm->size = size;
-	code = driver_err(&dev->cu, err, dev->cu.MemCreate(&vmm->handle, size, &prop, 0),
+	code = exl3_cuda_driver_err(&dev->cu, err, dev->cu.MemCreate(&vmm->handle, size, &prop, 0),
 			  "weights: cuMemCreate");
 	if (code)
 		goto fail;
 	vmm->created = true;
-	code = driver_err(&dev->cu, err,
+	code = exl3_cuda_driver_err(&dev->cu, err,
 			  dev->cu.MemExportToShareableHandle(
 				  &fd, vmm->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
 			  "weights: cuMemExportToShareableHandle");
@@ -251,7 +251,7 @@ static int check_adopted(const struct exl3_slab *slab, struct exl3_error *err)
 	const struct slab_vmm *vmm = (const struct slab_vmm *)slab->priv;
 	const struct exl3_dev *dev = slab->dev;
 	CUmemAllocationProp prop;
-	int code = driver_err(&dev->cu, err,
+	int code = exl3_cuda_driver_err(&dev->cu, err,
 			      dev->cu.MemGetAllocationPropertiesFromHandle(&prop, vmm->handle),
 			      "adopted weights: cuMemGetAllocationPropertiesFromHandle");
 
@@ -284,7 +284,7 @@ int exl3_cuda_slab_adopt(struct exl3_dev *dev, int fd, size_t bytes, struct exl3
 		return exl3_errf(err, -ENOMEM, "weights: out of memory");
 	vmm = (struct slab_vmm *)slab->priv;
 	vmm->size = size;
-	code = driver_err(&dev->cu, err,
+	code = exl3_cuda_driver_err(&dev->cu, err,
 			  dev->cu.MemImportFromShareableHandle(
 				  &vmm->handle, (void *)(uintptr_t)fd,
 				  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
