@@ -134,7 +134,7 @@ $(BUILD)/obj/kernels/cpu/%_avx2.o $(BUILD)/obj/kernels/cpu/%_avx512.o: OPT := -O
 endif
 $(BUILD)/obj/kernels/cpu/ref.o: OPT := -O2
 $(BUILD)/obj/client/exl3ctl%.o $(BUILD)/obj/client/npy.o: OPT :=
-$(BUILD)/obj/daemon/config.o: OPT := -DEXL3_SYSCONFDIR='"$(SYSCONFDIR)"'
+$(BUILD)/obj/daemon/config%.o: OPT := -DEXL3_SYSCONFDIR='"$(SYSCONFDIR)"'
 
 $(BUILD)/obj/%.o: %.c $(BUILD)/flags | $(GEN)
 	$(call say,CC,$<)

@@ -32,6 +32,7 @@ struct exl3_config_model {
 	char *device;      /* owned or NULL: the daemon's */
 	bool device_tensors; /* a copy of the unquantized tensors in the device's memory */
 	bool by_client; /* loaded at run time: a restarted worker goes on without it if it is refused */
+	char *where; /* owned or NULL: FILE:LINE or the flag that names the path */
 	const void *asked; /* the supervisor's: domain that is loading it for a client; else NULL */
 };
 
@@ -74,6 +75,7 @@ struct exl3_config_tenant {
 };
 
 struct exl3_config {
+	const char *reading; /* borrowed while it is read: FILE:LINE or a flag, for the models' where; else NULL */
 	char *socket; /* owned */
 	char *backend;
 	char *device, *devices; /* owned or NULL */
@@ -150,6 +152,16 @@ bool exl3_config_setting(const struct exl3_config *cfg, size_t *i, char *text, s
 /* Takes over one of them. */
 int exl3_config_set(struct exl3_config *cfg, const char *text, struct exl3_error *err);
 
+/**
+ * exl3_config_check_places() - what --check-config checks beyond the values: all that needs no device.
+ * Every model's folder: config.json, the index, the headers of all files, and that its matrices fit together.
+ * The folders of the sockets, except the one that the daemon makes.
+ * @out:    a line of comment per model, with its sizes and what of it would be left out; or NULL.
+ * @report: called with a sentence, FILE:LINE or the flag before it, for each thing that is wrong.
+ * Returns how many those are. Reads no weights. Not while another thread changes @cfg.
+ */
+unsigned exl3_config_check_places(const struct exl3_config *cfg, FILE *out, void (*report)(const char *text));
+
 /* Keys that a running daemon takes over (SIGHUP); number of other keys that differ. */
 unsigned exl3_config_reload(struct exl3_config *cfg, const struct exl3_config *fresh);
 
@@ -158,6 +170,8 @@ struct exl3_config_model *exl3_config_model_get(struct exl3_config *cfg, const c
 						struct exl3_error *err);
 int exl3_config_model_set(struct exl3_config_model *model, const char *key, const char *value,
 			  struct exl3_error *err);
+/* Notes where the configuration names its path: cfg->reading. */
+int exl3_config_model_note(const struct exl3_config *cfg, struct exl3_config_model *model, struct exl3_error *err);
 void exl3_config_model_fini(struct exl3_config_model *model);
 
 /* NAME=USER,USER...: users by name or uid, groups as @NAME or @GID. -EINVAL: a name that is not known. */

@@ -92,6 +92,18 @@ int exl3_config_model_set(struct exl3_config_model *model, const char *key, cons
 	return 0;
 }
 
+int exl3_config_model_note(const struct exl3_config *cfg, struct exl3_config_model *model,
+			   struct exl3_error *err)
+{
+	char *copy = cfg->reading ? strdup(cfg->reading) : NULL;
+
+	if (cfg->reading && !copy)
+		return exl3_errf(err, -ENOMEM, "model: out of memory");
+	free(model->where);
+	model->where = copy;
+	return 0;
+}
+
 void exl3_config_model_spec(char *text, size_t size, const char *name, const char *path,
 			    bool device_tensors, const char *device)
 {
@@ -154,7 +166,7 @@ int exl3_config_add_model(struct exl3_config *cfg, const char *spec, bool by_cli
 		if (values[i] && exl3_config_model_set(model, options[i], values[i], err) < 0)
 			return err ? err->code : -EINVAL;
 	}
-	return 0;
+	return exl3_config_model_note(cfg, model, err);
 }
 
 void exl3_config_model_fini(struct exl3_config_model *model)
@@ -162,6 +174,7 @@ void exl3_config_model_fini(struct exl3_config_model *model)
 	free(model->name);
 	free(model->path);
 	free(model->device);
+	free(model->where);
 }
 
 void exl3_config_remove_model(struct exl3_config *cfg, const char *name)

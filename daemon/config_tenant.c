@@ -205,9 +205,12 @@ int exl3_config_tenant_set(struct exl3_config_tenant *t, const char *name, const
 		if (strcmp(keys[i].name, name) == 0)
 			key = &keys[i];
 	}
-	if (!key)
-		return exl3_errf(err, -EINVAL,
-				 "tenant %s: unknown key '%s' (see --help)", t->name, name);
+	if (!key) {
+		const char *near = exl3_nearest(name, &keys[0].name, NR_KEYS, sizeof(keys[0]));
+
+		return exl3_errf(err, -EINVAL, "tenant %s: unknown key '%s'%s%s%s; see exl3-daemon --help",
+				 t->name, name, near ? " (did you mean " : "", near ? near : "", near ? "?)" : "");
+	}
 	switch (key->type) {
 	case T_BOOL:
 		if (exl3_config_parse_bool(value, &b) < 0)

@@ -8,6 +8,12 @@
 
 #include <stdio.h>
 
+/* Something that --check-config found. */
+static void report(const char *text)
+{
+	exl3_err("%s", text);
+}
+
 int main(int argc, char **argv)
 {
 	struct exl3_config_args args;
@@ -33,7 +39,7 @@ int main(int argc, char **argv)
 		status = 0;
 	} else if (args.check) {
 		exl3_config_print(&cfg, stdout);
-		status = 0;
+		status = exl3_config_check_places(&cfg, stdout, report) ? 2 : 0;
 	} else {
 		exl3_log_set_level(exl3_config_log_level(&cfg));
 		exl3_fault_init();

@@ -389,3 +389,48 @@ def test_check_config(env):
     start = time.monotonic()
     rc, _, err = env.run(program, "--no-such-flag")
     check(rc not in (0, None) and "no-such-flag" in err and time.monotonic() - start < WAIT, f"unknown flag: {rc} {err}")
+
+
+def test_check_config_looks_at_the_models(env):
+    """What a start would refuse is found without one: each thing with file and line, or the flag, and what is wrong."""
+    program, conf = env.program("exl3-daemon"), env.path("models.conf")
+    made = {name: env.path(name) for name in ("empty", "no-trellis", "cut", "odd-config", "no-shard", "good")}
+    for path in made.values():
+        os.mkdir(path)
+    for name in ("cut", "odd-config", "good"):
+        for file in os.listdir(env.model("layers")):
+            shutil.copy(os.path.join(env.model("layers"), file), made[name])
+    with open(os.path.join(made["cut"], "layers.safetensors"), "r+b") as f:
+        f.truncate(1000)
+    with open(os.path.join(made["odd-config"], "config.json"), "w") as f:
+        f.write("{ not json")
+    shutil.copy(os.path.join(env.model("layers"), "original.safetensors"), made["no-trellis"])
+    for file in os.listdir(env.model("tiny-deepseek")):
+        if "00002-of" not in file:
+            shutil.copy(os.path.join(env.model("tiny-deepseek"), file), made["no-shard"])
+    with open(conf, "w") as f:
+        f.write("".join(f"[model {name}]\n# a comment\ndevice = cpu\npath = {path}\n" for name, path in made.items()))
+        f.write("[daemon]\nmodel = gone=/nonexistent/folder\n")
+    rc, out, err = env.run(program, "--config", conf, "--socket", env.path("no/such/x.sock"), "--model", "flag=/nonexistent",
+                           "--check-config")
+    equal(rc, 2, f"status ({err})")
+    lines = err.splitlines()
+    equal(len(lines), 8, f"things that are wrong ({err})")
+    for place, name, words in ((f"{conf}:4", "empty", "no *.safetensors"), (f"{conf}:8", "no-trellis", "trellis"),
+                               (f"{conf}:12", "cut", "layers.safetensors"), (f"{conf}:16", "odd-config", "config.json"),
+                               (f"{conf}:20", "no-shard", "00002-of-00002"), (f"{conf}:26", "gone", "No such file"),
+                               ("--model", "flag", "No such file")):
+        check(any(f" {place}: model {name}: " in line and words in line for line in lines),
+              f"{name}: nothing names {place} and {words}: {err}")
+    check(any("socket" in line and "make the folder" in line for line in lines), f"the socket's folder: {err}")
+    check("# model good: 2 files, 24 matrices" in out, f"what is right is described: {out}")
+    rc, out, err = env.run(program, "--model", f"good={made['good']}", "--socket", env.path("x.sock"), "--check-config")
+    equal((rc, err), (0, ""), "a good model")
+    printed = env.path("printed.conf")
+    with open(printed, "w") as f:
+        f.write(out)
+    equal(env.run(program, "--config", printed, "--check-config")[1], out, "what is printed reads back")
+    for args, hint in ((("--thread", "3"), "(did you mean --threads?)"), (("--tenant", "a:wieght=3"), "(did you mean weight?)"),
+                       (("--xyzzy",), "unknown flag '--xyzzy'; see")):
+        rc, _, err = env.run(program, *args)
+        check(rc == 2 and hint in err, f"{args}: status {rc}, {err}")
