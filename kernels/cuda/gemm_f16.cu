@@ -17,6 +17,7 @@
  */
 #include "kernels/cuda/gemm_decode.cuh"
 #include "kernels/cuda/gemm_f16.h"
+#include "kernels/cuda/gemm_unpack.h"
 #include "kernels/cuda/gemm_variants.h"
 
 #include <cuda_bf16.h>
@@ -108,14 +109,6 @@ template <int RATE2> struct unpack_smem {
 	uint8_t half[128 * 256]; /* [n][k], Hadamard over k done */
 	uint8_t out[128 * 256];
 	float svh[128];
-};
-
-struct unpack_args {
-	const uint8_t *trellis;
-	const __half *suh, *svh;
-	uint32_t k, blocks_k, blocks; /* blocks of 128 x 128: along k, in all; k runs fastest */
-	size_t row_bytes;             /* trellis of one k-tile row */
-	uint16_t *w;
 };
 
 /* A block's place. */
@@ -305,21 +298,32 @@ __global__ void __launch_bounds__(UNPACK_THREADS, 2)
 	unpack_store(a, sm, behind);
 }
 
-static int unpack(const struct exl3_matrix &m, bool bf16, uint16_t *w, int sms, cudaStream_t stream)
-{
-	const void *kernel = nullptr;
-	int smem = 0;
-	unpack_args a = {};
+/* Which rebuild: the one above, or that of unpack_sm90.cuh. */
+enum unpack_kind { UNPACK_MMA, UNPACK_WGMMA };
 
-#define RATE(r, cb)                                                       \
-	if (m.rate2 == r && m.codebook == cb) {                           \
-		kernel = bf16 ? (const void *)unpack_dense<r, cb, true>   \
-			      : (const void *)unpack_dense<r, cb, false>; \
-		smem = (int)sizeof(unpack_smem<r>);                       \
-	}
+static unpack_entry unpack_find(unpack_kind kind, const struct exl3_matrix &m, bool bf16)
+{
+	if (kind == UNPACK_WGMMA)
+		return m.codebook == EXL3_CB_3INST ? unpack_wgmma_cb0(m.rate2, bf16)
+		       : m.codebook == EXL3_CB_MCG ? unpack_wgmma_cb1(m.rate2, bf16)
+						   : unpack_wgmma_cb2(m.rate2, bf16);
+#define RATE(r, cb)                                                            \
+	if (m.rate2 == r && m.codebook == cb)                                  \
+		return {bf16 ? (const void *)unpack_dense<r, cb, true>         \
+			     : (const void *)unpack_dense<r, cb, false>,       \
+			(int)sizeof(unpack_smem<r>), UNPACK_THREADS, 2};
 	EXL3_GEMM_RATES(RATE)
 #undef RATE
-	if (!kernel)
+	return {};
+}
+
+static int unpack(unpack_kind kind, const struct exl3_matrix &m, bool bf16, uint16_t *w, int sms,
+		  cudaStream_t stream)
+{
+	const unpack_entry e = unpack_find(kind, m, bf16);
+	unpack_args a = {};
+
+	if (!e.kernel)
 		return -EOPNOTSUPP;
 	a.trellis = (const uint8_t *)m.trellis;
 	a.suh = (const __half *)m.suh;
@@ -330,12 +334,12 @@ static int unpack(const struct exl3_matrix &m, bool bf16, uint16_t *w, int sms, 
 	a.row_bytes = (size_t)(m.n / 16) * exl3_tile_bytes(m.rate2);
 	a.w = w;
 	void *params[] = {&a};
-	const uint32_t grid = a.blocks < 2u * sms ? a.blocks : 2u * sms;
+	const uint32_t most = (uint32_t)(e.per_sm * sms), grid = a.blocks < most ? a.blocks : most;
 
-	if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem) !=
-		    cudaSuccess ||
-	    cudaLaunchKernel(kernel, dim3(grid), dim3(UNPACK_THREADS), params, smem, stream) !=
-		    cudaSuccess)
+	if (cudaFuncSetAttribute(e.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+				 e.smem_bytes) != cudaSuccess ||
+	    cudaLaunchKernel(e.kernel, dim3(grid), dim3((unsigned)e.threads), params,
+			     (size_t)e.smem_bytes, stream) != cudaSuccess)
 		return -EIO;
 	return 0;
 }
@@ -464,7 +468,7 @@ size_t exl3_gemm_f16_ws_bytes(const struct exl3_cuda_linear *a)
 	return EXL3_CUDA_WS_ZERO + EXL3_GEMM_LIBRARY_WS + w;
 }
 
-int exl3_gemm_f16_launch(const struct exl3_cuda_linear *a, cudaStream_t stream)
+static int f16_launch(exl3::unpack_kind kind, const struct exl3_cuda_linear *a, cudaStream_t stream)
 {
 	uint8_t *lib_ws = (uint8_t *)a->ws + EXL3_CUDA_WS_ZERO;
 	uint16_t *w = (uint16_t *)(lib_ws + EXL3_GEMM_LIBRARY_WS);
@@ -477,7 +481,7 @@ int exl3_gemm_f16_launch(const struct exl3_cuda_linear *a, cudaStream_t stream)
 		const struct exl3_matrix &m = a->shard[i];
 		const uint32_t n = a->stored || a->y_private ? m.n : m.n_log;
 		const uint32_t k = a->stored || a->x_private ? m.k : m.k_log;
-		int r = exl3::unpack(m, a->x_dtype == EXL3_BF16, w, a->device_sms, stream);
+		int r = exl3::unpack(kind, m, a->x_dtype == EXL3_BF16, w, a->device_sms, stream);
 
 		if (r < 0)
 			return r;
@@ -489,4 +493,19 @@ int exl3_gemm_f16_launch(const struct exl3_cuda_linear *a, cudaStream_t stream)
 		col += n;
 	}
 	return 0;
+}
+
+int exl3_gemm_f16_launch(const struct exl3_cuda_linear *a, cudaStream_t stream)
+{
+	return f16_launch(exl3::UNPACK_MMA, a, stream);
+}
+
+bool exl3_gemm_f16_wgmma_supports(const struct exl3_cuda_linear *a)
+{
+	return a->device_cc == 90 && exl3_gemm_f16_supports(a);
+}
+
+int exl3_gemm_f16_wgmma_launch(const struct exl3_cuda_linear *a, cudaStream_t stream)
+{
+	return f16_launch(exl3::UNPACK_WGMMA, a, stream);
 }

@@ -63,6 +63,7 @@ namespace exl3
 {
 alignas(1024) char gemv_smem[256 * 1024];
 }
+#define unpack_smem gemv_smem
 
 namespace emu
 {
@@ -415,6 +416,44 @@ template <int N> struct wgmma {
 		emu::meet_warp();
 	}
 };
+
+/* The same from nothing where FIRST. */
+template <int N, bool FIRST> struct wgmma_from {
+	static void rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t desc)
+	{
+		if (FIRST)
+			for (float &v : d)
+				v = 0.0f;
+		wgmma<N>::rs(d, a, desc);
+	}
+};
+
+/* Column c of matrix i goes where lane 8i + c says. */
+static inline void store_transposed(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
+{
+	emu::warp &w = emu::mine();
+	const unsigned l = emu::lane();
+	const uint32_t r[4] = {r0, r1, r2, r3};
+
+	memcpy(w.a[l], r, 16);
+	emu::meet_warp();
+	for (unsigned row = 0; row < 8; row++) {
+		const uint32_t two = w.a[4 * row + (l & 7) / 2][l >> 3];
+		const uint16_t v = (uint16_t)(two >> (16 * (l & 1)));
+
+		memcpy(emu::shared + at + 2 * row, &v, 2);
+	}
+	emu::meet_warp();
+}
+
+static inline uint4 lds128(uint32_t addr)
+{
+	return *(const uint4 *)(emu::shared + addr);
+}
+static inline void sts128(uint32_t addr, uint4 v)
+{
+	*(uint4 *)(emu::shared + addr) = v;
+}
 
 static inline uint32_t clock32()
 {
