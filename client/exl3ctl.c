@@ -22,6 +22,7 @@ enum {
 	G_WAIT = 1u << 4,
 	G_TOP = 1u << 5,
 	G_VERSION = 1u << 6,
+	G_UNLOAD = 1u << 8,
 };
 
 #define FLAG(name, field, group, help)                                \
@@ -68,6 +69,7 @@ static const struct option_desc {
 	     "one that status lists; of run only for mla, else a model's own counts [the default device]"),
 	TEXT("unquantized", unquantized, G_LOAD, "host|device", "where the unquantized tensors go [host]"),
 	FLAG("no-wait", no_wait, G_WAIT, "do not wait for the end of it"),
+	FLAG("wait", wait, G_UNLOAD, "wait for clients that map its weights [they are told to let go]"),
 	TEXT("interval", interval, G_TOP, "SECONDS", "between two pictures [1]"),
 	TEXT("count", count, G_TOP, "N", "pictures [on a terminal until Ctrl-C, else 1]"),
 	FLAG("client", client_only, G_VERSION, "that of exl3ctl only; needs no daemon"),
@@ -105,7 +107,7 @@ static const struct verb {
 	 1, 4, G_RUN | G_DEVICE, ctl_run, "one request with NumPy files"},
 	{"load", "NAME=DIR", 1, 1, G_DEVICE | G_LOAD | G_WAIT, ctl_load,
 	 "load a model and wait until it is ready"},
-	{"unload", "NAME", 1, 1, G_WAIT, ctl_unload,
+	{"unload", "NAME", 1, 1, G_WAIT | G_UNLOAD, ctl_unload,
 	 "accepted requests finish, then its memory is freed"},
 	{"fds", "\ndrop NAME", 0, 2, G_JSON, ctl_fds,
 	 "weights that are kept for the next worker, and who uses them; drop: keep them no longer"},

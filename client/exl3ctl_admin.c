@@ -65,6 +65,7 @@ int ctl_unload(struct ctl *c)
 
 	body.name = (char *)(uintptr_t)c->args[0];
 	body.wait = !c->no_wait;
+	body.patient = c->wait;
 	req.body_case = EXL3__REQUEST__BODY_UNLOAD;
 	req.unload = &body;
 	return ctl_call(c, &req, EXL3__REPLY__BODY__NOT_SET, UINT64_MAX, &reply);

@@ -7,13 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIELDS 7
+#define FIELDS 8
 
 static void print_line(char *const field[FIELDS])
 {
-	printf("%-24s %-9s %12s  %-42s %6s  %-8s %s\n", ctl_safe(field[0]), ctl_safe(field[1]),
+	printf("%-24s %-9s %12s  %-42s %6s  %-8s %-8s %s\n", ctl_safe(field[0]), ctl_safe(field[1]),
 	       ctl_bytes(strtoull(field[2], NULL, 10)), ctl_safe(field[3]), ctl_safe(field[4]),
-	       ctl_safe(field[5]), ctl_safe(field[6]));
+	       ctl_safe(field[5]), ctl_safe(field[6]), ctl_safe(field[7]));
 }
 
 static void add_json(cJSON *list, char *const field[FIELDS])
@@ -26,7 +26,8 @@ static void add_json(cJSON *list, char *const field[FIELDS])
 	cJSON_AddStringToObject(o, "device", field[3]);
 	cJSON_AddNumberToObject(o, "generation", (double)strtoull(field[4], NULL, 10));
 	cJSON_AddBoolToObject(o, "systemd", strcmp(field[5], "systemd") == 0);
-	cJSON_AddStringToObject(o, "domains", field[6]);
+	cJSON_AddBoolToObject(o, "mapped", strcmp(field[6], "mapped") == 0);
+	cJSON_AddStringToObject(o, "domains", field[7]);
 	cJSON_AddItemToArray(list, o);
 }
 
@@ -60,8 +61,8 @@ int ctl_fds(struct ctl *c)
 		root = cJSON_CreateObject();
 		list = cJSON_AddArrayToObject(root, "fds");
 	} else if (!c->nr_args) {
-		printf("%-24s %-9s %12s  %-42s %6s  %-8s %s\n", "MODEL", "PART", "BYTES", "DEVICE",
-		       "LOADED", "STORE", "DOMAINS");
+		printf("%-24s %-9s %12s  %-42s %6s  %-8s %-8s %s\n", "MODEL", "PART", "BYTES", "DEVICE",
+		       "LOADED", "STORE", "WRITABLE", "DOMAINS");
 	}
 	e = ctl_ask_supervisor(c, request, one_line, list);
 	if (root && e == CTL_OK)

@@ -36,6 +36,8 @@ static void print_model(const Exl3__Model *m)
 		       m->clients);
 	if (m->device_tensor_bytes)
 		printf(" (%s more on the device)", ctl_bytes(m->device_tensor_bytes));
+	if (m->mappers)
+		printf(", mapped by %u", m->mappers);
 	printf("  %s  %s\n", ctl_safe(m->device), ctl_safe(m->path));
 	if (m->error && *m->error)
 		printf("    %s\n", ctl_safe(m->error));
@@ -332,15 +334,23 @@ int ctl_ps(struct ctl *c)
 		return e;
 	if (c->json)
 		return ctl_print_json(&reply->ps->base, NULL);
-	printf("%8s %6s %-12s %4s %7s %10s %12s %8s %12s %-12s %s\n", "PID", "UID", "TENANT", "CHAN",
-	       "MODULES", "ARENAS", "REQUESTS", "ERRORS", "ROWS", "DEVICES", "NAME");
+	printf("%8s %6s %-12s %4s %7s %10s %12s %8s %12s %-12s %-9s %s\n", "PID", "UID", "TENANT", "CHAN",
+	       "MODULES", "ARENAS", "REQUESTS", "ERRORS", "ROWS", "DEVICES", "MODE", "NAME");
 	for (size_t i = 0; i < reply->ps->n_clients; i++) {
 		const Exl3__PsClient *p = reply->ps->clients[i];
 
-		printf("%8d %6u %-12s %4u %7u %10s %12llu %8llu %12llu %-12s %s\n", p->pid, p->uid,
+		char mode[24];
+
+		snprintf(mode, sizeof(mode), p->mapped ? "%s:%u" : "%s", ctl_safe(p->mode), p->mapped);
+		printf("%8d %6u %-12s %4u %7u %10s %12llu %8llu %12llu %-12s %-9s %s", p->pid, p->uid,
 		       ctl_safe(p->tenant), p->channels, p->modules, ctl_bytes(p->arena_bytes),
 		       (unsigned long long)p->requests, (unsigned long long)p->errors,
-		       (unsigned long long)p->rows, ctl_safe(p->devices), ctl_safe(p->name));
+		       (unsigned long long)p->rows, ctl_safe(p->devices), mode, ctl_safe(p->name));
+		if (p->revoked)
+			printf(" (%u to be let go)", p->revoked);
+		if (p->mode_note && *p->mode_note)
+			printf(" (not mapped: %s)", ctl_safe(p->mode_note));
+		printf("\n");
 	}
 	return CTL_OK;
 }

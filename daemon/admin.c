@@ -92,11 +92,11 @@ static void describe(const struct exl3_share *share, const struct exl3_keep_set 
 					   : set->head.slab_bytes;
 
 		len += (size_t)snprintf(text + len, size - len,
-					"%s\t%s\t%" PRIu64 "\t%s\t%u\t%s\t%s\n", set->head.name,
+					"%s\t%s\t%" PRIu64 "\t%s\t%u\t%s\t%s\t%s\n", set->head.name,
 					!i ? "manifest" : tensors ? "tensors" : "slab", bytes,
 					!i || tensors ? "host" : set->head.device,
 					set->head.generation, set->in_store ? "systemd" : "-",
-					users);
+					set->mapped ? "mapped" : "-", users);
 	}
 }
 

@@ -64,11 +64,15 @@ struct exl3_config_list {
 	size_t nr;                   /* words */
 };
 
+/* May a tenant's clients map the weights, and are they to without being asked? */
+enum exl3_mapped_policy { EXL3_MAPPED_OFF, EXL3_MAPPED_ALLOW, EXL3_MAPPED_PREFER };
+
 /* What a section [tenant NAME] says; every key of its table is a field. */
 struct exl3_config_tenant {
 	char *name; /* owned */
 	struct exl3_config_list users, groups, cgroups, models;
-	bool connect, admin, mapped;
+	bool connect, admin;
+	int64_t mapped; /* enum exl3_mapped_policy */
 	int64_t cuda_ipc; /* -1: auto */
 	uint64_t weight, priority;
 	uint64_t clients, channels, rows, bytes, per_second, burst; /* limits; 0: none */

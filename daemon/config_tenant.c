@@ -16,7 +16,7 @@
 #define TEXT_MAX 1000u /* bytes of a list: with name and key it is one message to a worker */
 #define TIB      (1ll << 40)
 
-enum type { T_BOOL, T_UINT, T_BYTES, T_AUTO, T_USERS, T_GROUPS, T_WORDS };
+enum type { T_BOOL, T_UINT, T_BYTES, T_AUTO, T_MAPPED, T_USERS, T_GROUPS, T_WORDS };
 
 /* The one table: parser, messages to workers, --check-config and --help derive from it. */
 static const struct tenant_key {
@@ -46,7 +46,8 @@ static const struct tenant_key {
 	 "requests at once after a pause; 0: those of a tenth of a second"},
 	{"cuda-ipc", T_AUTO, AT(cuda_ipc), "auto", 0, 0,
 	 "may it register CUDA IPC memory; auto: only if it is the only tenant"},
-	{"mapped", T_BOOL, AT(mapped), "no", 0, 0, "may it map the weights themselves"},
+	{"mapped", T_MAPPED, AT(mapped), "off", 0, 0,
+	 "may it map the weights and run its requests itself: off, allow (if a client asks), prefer"},
 #undef AT
 };
 
@@ -194,6 +195,21 @@ bool exl3_config_tenant_matches(const struct exl3_config_tenant *t, uint32_t uid
 
 /* ---- one tenant ---- */
 
+static const char *const mapped_words[] = {
+	[EXL3_MAPPED_OFF] = "off", [EXL3_MAPPED_ALLOW] = "allow", [EXL3_MAPPED_PREFER] = "prefer"};
+
+/* Yes and no are how it was written first. */
+static int64_t mapped_policy(const char *value)
+{
+	bool b;
+
+	for (size_t i = 0; i < sizeof(mapped_words) / sizeof(mapped_words[0]); i++) {
+		if (strcmp(value, mapped_words[i]) == 0)
+			return (int64_t)i;
+	}
+	return exl3_config_parse_bool(value, &b) < 0 ? -EINVAL : b ? EXL3_MAPPED_ALLOW : EXL3_MAPPED_OFF;
+}
+
 int exl3_config_tenant_set(struct exl3_config_tenant *t, const char *name, const char *value,
 			   struct exl3_error *err)
 {
@@ -223,6 +239,13 @@ int exl3_config_tenant_set(struct exl3_config_tenant *t, const char *name, const
 			return exl3_errf(err, -EINVAL, "tenant %s: %s: '%s' is not auto, yes or no",
 					 t->name, name, value);
 		*(int64_t *)field(t, key) = strcmp(value, "auto") == 0 ? -1 : b;
+		return 0;
+	case T_MAPPED:
+		n = mapped_policy(value);
+		if (n < 0)
+			return exl3_errf(err, -EINVAL, "tenant %s: %s: '%s' is not off, allow or prefer", t->name,
+					 name, value);
+		*(int64_t *)field(t, key) = n;
 		return 0;
 	case T_UINT:
 	case T_BYTES:
@@ -284,6 +307,8 @@ static const char *value_text(const struct exl3_config_tenant *t, const struct t
 	case T_AUTO:
 		n = *(int64_t *)field(t, key);
 		return n < 0 ? "auto" : n ? "yes" : "no";
+	case T_MAPPED:
+		return mapped_words[*(int64_t *)field(t, key)];
 	case T_UINT:
 	case T_BYTES:
 		snprintf(number, 24, "%lld", (long long)*(int64_t *)field(t, key));

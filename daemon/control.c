@@ -4,6 +4,7 @@
 
 #include "daemon/fault.h"
 #include "daemon/log.h"
+#include "proto/frame.h"
 
 #include <errno.h>
 #include <string.h>
@@ -109,7 +110,8 @@ static int verb_hello(struct exl3_call *c)
 	c->peer->hello = true;
 	exl3__hello_reply__init(reply);
 	reply->version = VERSION;
-	reply->features = 0; /* none is defined: what is offered is ignored */
+	reply->features = hello->features & EXL3_FEATURES;
+	reply->mapped = (uint32_t)c->peer->tenant->conf.mapped;
 	reply->daemon_version = (char *)EXL3_DAEMON_VERSION;
 	reply->backend = (char *)(uintptr_t)w->devices.list[0].ops->name;
 	reply->pid = (int32_t)getpid();
@@ -153,6 +155,8 @@ static const struct verb {
 						 NOT_DRAIN},
 	[EXL3__REQUEST__BODY_BIND_STREAM] = {"bind stream", exl3_verb_bind_stream, 0},
 	[EXL3__REQUEST__BODY_FREE_BUFFER] = {"free buffer", exl3_verb_free_buffer, 0},
+	[EXL3__REQUEST__BODY_MAP_MODEL] = {"map model", exl3_verb_map_model, NOT_DRAIN},
+	[EXL3__REQUEST__BODY_MAP_FAILED] = {"map failed", exl3_verb_map_failed, 0},
 	[EXL3__REQUEST__BODY_REGISTER_MLA] = {"register mla", exl3_verb_register_mla, 0},
 	[EXL3__REQUEST__BODY_LOAD] = {"load", exl3_verb_load, ADMIN | NOT_DRAIN},
 	[EXL3__REQUEST__BODY_UNLOAD] = {"unload", exl3_verb_unload, ADMIN | NOT_DRAIN},

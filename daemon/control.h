@@ -104,6 +104,9 @@ int exl3_verb_status(struct exl3_call *c);
 int exl3_verb_ps(struct exl3_call *c);
 int exl3_verb_list_events(struct exl3_call *c); /* control_events.c */
 int exl3_verb_list_kernels(struct exl3_call *c);
+/* control_map.c */
+int exl3_verb_map_model(struct exl3_call *c);
+int exl3_verb_map_failed(struct exl3_call *c);
 /* control_tenant.c */
 int exl3_verb_list_tenants(struct exl3_call *c);
 

@@ -3,6 +3,7 @@
 #include "daemon/control.h"
 
 #include "daemon/log.h"
+#include "daemon/mapper.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -37,18 +38,28 @@ int exl3_verb_load(struct exl3_call *c)
 int exl3_verb_unload(struct exl3_call *c)
 {
 	const char *name = c->req->unload->name;
-	struct exl3_registered *reg = exl3_models_find(&c->w->models, name);
+	struct exl3_registered *reg = exl3_models_find(&c->w->models, name), *leaving = NULL;
+	bool patient = c->req->unload->patient;
 
+	if (!reg)
+		reg = leaving = exl3_models_find_leaving(&c->w->models, name);
 	if (!reg)
 		return exl3_errf(&c->err, -ENOENT,
 				 "there is no model '%.100s': see 'exl3ctl models'", name);
-	exl3_info("%s: unloads model %s", c->peer->who, reg->name);
-	exl3_worker_tell(c->w, EXL3_SUP_REMOVED, reg->name);
+	exl3_info("%s: unloads model %s%s", c->peer->who, reg->name,
+		  patient && reg->mappers ? ", when its mappers have gone" : "");
+	if (!leaving)
+		exl3_worker_tell(c->w, patient ? EXL3_SUP_LEAVING : EXL3_SUP_REMOVED, reg->name);
+	else if (!patient)
+		exl3_worker_tell(c->w, EXL3_SUP_REVOKE, reg->name);
 	if (c->req->unload->wait) {
 		c->peer->waiting = EXL3_WAIT_GONE;
 		c->peer->wait_for = reg;
 	}
-	exl3_models_unload(reg);
+	if (patient)
+		exl3_models_unload_patiently(reg);
+	else
+		exl3_models_unload(reg);
 	return 0;
 }
 
@@ -263,6 +274,9 @@ int exl3_verb_ps(struct exl3_call *c)
 		p->requests = peer->counters.requests;
 		p->errors = peer->counters.errors;
 		p->rows = peer->counters.rows;
+		p->mapped = exl3_mapper_count(peer, &p->revoked);
+		p->mode = (char *)(p->mapped ? "mapped" : "direct");
+		p->mode_note = peer->mode_note;
 		p->connected_ms = (now - peer->connected_ns) / 1000000;
 		bytes += exl3__ps_client__get_packed_size(p) + 8;
 		if (bytes > EXL3_PAGE_BYTES)

@@ -69,6 +69,7 @@ int exl3_model_message(const struct exl3_registered *reg, uint32_t skipped_max, 
 	m->state = wire_state(reg);
 	m->device = (char *)(uintptr_t)reg->device->name;
 	m->clients = reg->opened;
+	m->mappers = reg->mappers;
 	if (reg->metrics) {
 		m->requests = reg->metrics->requests;
 		m->rows = reg->metrics->rows;

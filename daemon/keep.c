@@ -77,6 +77,17 @@ bool exl3_keep_is_ours(const char *fd_name)
 	return fd_name && strncmp(fd_name, PREFIX, strlen(PREFIX)) == 0;
 }
 
+void exl3_keep_mark_mapped(struct exl3_keep_set *set)
+{
+	if (set->mapped)
+		return;
+	unstore(set);
+	set->mapped = true;
+	set->id |= EXL3_KEEP_MAPPED_ID;
+	if (set->in_store)
+		store(set);
+}
+
 /* ---- sets ---- */
 
 struct exl3_keep_set *exl3_keep_find(const struct exl3_keep *keep, const char *name)
@@ -164,6 +175,7 @@ int exl3_keep_put(struct exl3_keep *keep, const char *name, int *fds, unsigned n
 	insert(keep, set, &head, fds, nr_fds);
 	if (getrandom(&set->id, sizeof(set->id), 0) != (ssize_t)sizeof(set->id))
 		set->id = exl3_now_ns();
+	set->id &= ~EXL3_KEEP_MAPPED_ID;
 	store(set);
 	return 0;
 }
@@ -216,6 +228,7 @@ static void take_group(struct exl3_keep *keep, struct group *g)
 		return;
 	}
 	set->id = g->id;
+	set->mapped = g->id & EXL3_KEEP_MAPPED_ID;
 	insert(keep, set, &head, g->fds, nr);
 	set->in_store = true;
 	exl3_info("model %s: %.1f MiB of weights were stored by generation %u of an earlier daemon",
@@ -270,8 +283,17 @@ static const struct exl3_config_model *configured(const struct exl3_config *cfg,
 	return NULL;
 }
 
+static bool any_mapped(const struct exl3_config *cfg)
+{
+	for (size_t i = 0; i < cfg->nr_tenants; i++) {
+		if (cfg->tenants[i].mapped)
+			return true;
+	}
+	return false;
+}
+
 /* True: it is wanted still. */
-static bool settle(const struct exl3_keep_set *set, struct exl3_config *cfg)
+static bool settle(struct exl3_keep_set *set, struct exl3_config *cfg)
 {
 	const struct exl3_config_model *m = configured(cfg, set->head.name);
 	char spec[sizeof(set->head.name) + sizeof(set->head.path) + 256],
@@ -279,6 +301,8 @@ static bool settle(const struct exl3_keep_set *set, struct exl3_config *cfg)
 	bool gpu = strncmp(set->head.device, "GPU-", 4) == 0;
 	struct exl3_error err;
 
+	if (gpu && any_mapped(cfg))
+		exl3_keep_mark_mapped(set);
 	if (m)
 		return true; /* another path, another device: the worker sees that */
 	if (!(set->head.flags & EXL3_MANIFEST_BY_CLIENT))

@@ -13,6 +13,8 @@
 #include "daemon/loop.h"
 #include "daemon/manifest.h"
 
+#define EXL3_KEEP_MAPPED_ID 1ull /* bit of a set's id: it is mapped; what else the id is stays the same */
+
 /* What is kept of one model. */
 struct exl3_keep_set {
 	struct exl3_keep_set *next;
@@ -22,7 +24,9 @@ struct exl3_keep_set {
 	uint64_t id;        /* in the names of systemd's store */
 	uint32_t users;     /* a bit per domain whose worker uses it */
 	bool in_store;
-	bool suspect; /* somebody may have written into it: to be verified as a whole */
+	/* A client has had it mapped where that cannot be kept from writing, and may have it still: whoever adopts it
+	 * verifies all of it, for good. */
+	bool mapped;
 };
 
 struct exl3_keep {
@@ -42,6 +46,8 @@ void exl3_keep_fini(struct exl3_keep *keep);
  */
 int exl3_keep_put(struct exl3_keep *keep, const char *name, int *fds, unsigned nr_fds,
 		  struct exl3_error *err);
+/* A client maps it; systemd's store remembers that too. */
+void exl3_keep_mark_mapped(struct exl3_keep_set *set);
 struct exl3_keep_set *exl3_keep_find(const struct exl3_keep *keep, const char *name);
 /* Lets go of it, in the store too; false: there was nothing. */
 bool exl3_keep_drop(struct exl3_keep *keep, const char *name);
@@ -54,7 +60,8 @@ void exl3_keep_inherit(struct exl3_keep *keep);
 /* Is the descriptor of that name (as in $LISTEN_FDNAMES) one of ours? */
 bool exl3_keep_is_ours(const char *fd_name);
 
-/* After inherit: drops what the configuration no longer names, and adds to it what clients had loaded. */
+/* After inherit or a takeover: drops what the configuration no longer names, and adds to it what clients had loaded.
+ * Where tenants may map weights, those on a GPU count as mapped: clients of the earlier daemon may have them still. */
 void exl3_keep_settle(struct exl3_keep *keep, struct exl3_config *cfg);
 
 #endif

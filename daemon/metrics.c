@@ -336,6 +336,12 @@ static void print_models(const struct exl3_metrics *m, FILE *f)
 			fprintf(f, "exl3_model_rows_total{model=\"%s\"} %llu\n", text,
 				(unsigned long long)load(&m->model[i].rows));
 	}
+	head(f, "exl3_model_mappers", "gauge", "Clients that have its weights in their own process.");
+	for (uint32_t i = 0; i < EXL3_MODELS_MAX; i++) {
+		if (label_text(&m->model[i].label, text))
+			fprintf(f, "exl3_model_mappers{model=\"%s\"} %llu\n", text,
+				(unsigned long long)load(&m->model[i].mappers));
+	}
 	head(f, "exl3_model_bytes", "gauge", "Memory of models that are ready.");
 	for (size_t i = 0; i < EXL3_MODELS_MAX; i++) {
 		const struct exl3_metrics_model *model = &m->model[i];

@@ -50,6 +50,7 @@ struct exl3_metrics_model {
 	struct exl3_metric_label label;
 	uint64_t requests, rows; /* completed, successfully */
 	uint64_t weight_bytes, tensor_bytes, overhead_bytes;
+	uint64_t mappers; /* now */
 };
 
 struct exl3_metrics_op {

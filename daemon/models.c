@@ -4,6 +4,7 @@
 
 #include "daemon/config.h"
 #include "daemon/log.h"
+#include "daemon/metrics.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -43,9 +44,10 @@ struct exl3_registered *exl3_registered_put(struct exl3_registered *reg)
 {
 	if (!reg || --reg->refs)
 		return NULL;
-	assert(!reg->model && !reg->inflight && !reg->job_busy);
+	assert(!reg->model && !reg->inflight && !reg->mappers && !reg->job_busy);
 	free(reg->name);
 	free(reg->path);
+	exl3_closep(&reg->map_fd);
 	free(reg);
 	return NULL;
 }
@@ -121,7 +123,7 @@ static void close_kept(struct exl3_kept_fds *fds)
 /* Frees the weights when nobody needs them any more. */
 static void try_free(struct exl3_registered *reg)
 {
-	if (reg->state != EXL3_MODEL_UNLOADING || reg->inflight || reg->job_busy)
+	if (reg->state != EXL3_MODEL_UNLOADING || reg->inflight || reg->mappers || reg->job_busy)
 		return;
 	if (reg->asked) {
 		reg->asked = false; /* the answer will find nobody */
@@ -134,7 +136,7 @@ static void try_free(struct exl3_registered *reg)
 	exl3_jobs_add(reg->all->jobs, &reg->job);
 }
 
-void exl3_models_unload(struct exl3_registered *reg)
+static void unload(struct exl3_registered *reg)
 {
 	if (reg->state == EXL3_MODEL_UNLOADING)
 		return;
@@ -147,6 +149,31 @@ void exl3_models_unload(struct exl3_registered *reg)
 	}
 	reg->state = EXL3_MODEL_UNLOADING;
 	try_free(reg);
+}
+
+void exl3_models_unload(struct exl3_registered *reg)
+{
+	bool ask = reg->mappers && (reg->state != EXL3_MODEL_UNLOADING || reg->patient);
+
+	reg->patient = false;
+	unload(reg);
+	if (ask && reg->all->revoke)
+		reg->all->revoke(reg->all->arg, reg);
+}
+
+void exl3_models_unload_patiently(struct exl3_registered *reg)
+{
+	reg->patient |= reg->state != EXL3_MODEL_UNLOADING;
+	unload(reg);
+}
+
+struct exl3_registered *exl3_models_find_leaving(const struct exl3_models *all, const char *name)
+{
+	for (struct exl3_registered *reg = all->list; reg; reg = reg->next) {
+		if (strcmp(reg->name, name) == 0 && reg->state == EXL3_MODEL_UNLOADING && reg->mappers)
+			return reg;
+	}
+	return NULL;
 }
 
 void exl3_models_unload_all(struct exl3_models *all)
@@ -164,6 +191,22 @@ void exl3_registered_pin(struct exl3_registered *reg)
 void exl3_registered_unpin(struct exl3_registered *reg)
 {
 	if (--reg->inflight == 0)
+		try_free(reg);
+}
+
+void exl3_registered_map(struct exl3_registered *reg)
+{
+	reg->mappers++;
+	if (reg->metrics)
+		exl3_metric_set(&reg->metrics->mappers, reg->mappers);
+}
+
+void exl3_registered_unmap(struct exl3_registered *reg)
+{
+	reg->mappers--;
+	if (reg->metrics)
+		exl3_metric_set(&reg->metrics->mappers, reg->mappers);
+	if (!reg->mappers)
 		try_free(reg);
 }
 
@@ -342,6 +385,7 @@ int exl3_models_load(struct exl3_models *all, const char *name, const char *path
 	if (!reg)
 		return exl3_errf(err, -ENOMEM, "model %s: out of memory", name);
 	reg->all = all;
+	reg->map_fd = -1;
 	reg->device = device;
 	reg->refs = 1;
 	reg->name = strdup(name);

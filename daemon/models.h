@@ -37,6 +37,10 @@ struct exl3_registered {
 	uint32_t refs;                /* the list, and one per handle */
 	uint32_t opened;              /* model handles of clients */
 	uint64_t inflight;            /* requests accepted and not done */
+	uint32_t mappers;             /* clients that have the weights in their own process */
+	int map_fd;                   /* owned; the table that they get, -1: none was wanted */
+	bool map_told;                /* the supervisor knows that they may have written into it */
+	bool patient;                 /* UNLOADING: its mappers go when they like */
 	uint64_t start_ns, shown_ns, shown_bytes; /* of the load, for the progress line */
 	struct exl3_metrics_model *metrics;       /* borrowed; NULL: not counted */
 	bool at_start;                            /* named by the configuration */
@@ -73,6 +77,8 @@ struct exl3_models {
 	struct exl3_timer progress;
 	/* Loop thread; GONE: the last call in which @reg may be used. */
 	void (*event)(void *arg, struct exl3_registered *reg, enum exl3_models_event event);
+	/* NULL: nobody can map weights. Asks all that have mapped those of @reg to let go. */
+	void (*revoke)(void *arg, struct exl3_registered *reg);
 	/* NULL: every load reads the files. */
 	void (*want)(void *arg, struct exl3_registered *reg);
 	void *arg;
@@ -94,8 +100,12 @@ int exl3_models_load(struct exl3_models *all, const char *name, const char *path
  * Nothing happens if no model of that name has asked. @flags: EXL3_ADOPT_VERIFY_ALL. */
 void exl3_models_answer(struct exl3_models *all, const char *name, const struct exl3_kept_fds *fds,
 			unsigned flags);
-/* Starts an unload; nothing happens if it has begun. */
+/* Starts an unload; nothing happens if it has begun. Clients that map the weights are asked to let go. */
 void exl3_models_unload(struct exl3_registered *reg);
+/* The same, but they are not asked; a later exl3_models_unload() does that. */
+void exl3_models_unload_patiently(struct exl3_registered *reg);
+/* One that is UNLOADING and waits for its mappers, or NULL. */
+struct exl3_registered *exl3_models_find_leaving(const struct exl3_models *all, const char *name);
 
 /* 0: READY; -EAGAIN (loading), -EIO (failed) or -ENOENT (unloading), with a sentence. */
 int exl3_models_usable(const struct exl3_registered *reg, struct exl3_error *err);
@@ -105,5 +115,8 @@ struct exl3_registered *exl3_registered_put(struct exl3_registered *reg);
 /* A request begins and ends to need the weights. */
 void exl3_registered_pin(struct exl3_registered *reg);
 void exl3_registered_unpin(struct exl3_registered *reg);
+/* A client begins and ends to have them in its own process: they stay as long. */
+void exl3_registered_map(struct exl3_registered *reg);
+void exl3_registered_unmap(struct exl3_registered *reg);
 
 #endif

@@ -5,6 +5,7 @@
 #include "daemon/control.h"
 #include "daemon/fault.h"
 #include "daemon/log.h"
+#include "daemon/mapper.h"
 #include "proto/frame.h"
 
 #include <assert.h>
@@ -498,13 +499,18 @@ static void set_who(struct exl3_peer *peer)
 		 peer->name[0] ? peer->name : "unnamed");
 }
 
-void exl3_peer_set_name(struct exl3_peer *peer, const char *name)
+void exl3_printable(char *to, size_t size, const char *text)
 {
-	snprintf(peer->name, sizeof(peer->name), "%s", name);
-	for (char *p = peer->name; *p; p++) {
+	snprintf(to, size, "%s", text ? text : "");
+	for (char *p = to; *p; p++) {
 		if ((unsigned char)*p < ' ' || *p == 0x7f)
 			*p = '?';
 	}
+}
+
+void exl3_peer_set_name(struct exl3_peer *peer, const char *name)
+{
+	exl3_printable(peer->name, sizeof(peer->name), name);
 	set_who(peer);
 }
 
@@ -645,6 +651,8 @@ void exl3_peer_reconsider(struct exl3_peer *peer)
 
 	if (t != peer->tenant)
 		move_peer(peer, t);
+	if (!peer->tenant->conf.mapped)
+		exl3_mappers_revoke(peer);
 	if (check_connect(peer, &err) < 0) {
 		exl3_control_farewell(peer, &err);
 		return;
@@ -672,6 +680,7 @@ struct exl3_peer *exl3_peer_free(struct exl3_peer *peer)
 	/* Channels first: what they have queued lets go of handles and buffers. */
 	for (uint32_t i = 0; i < EXL3_CHANNELS_MAX; i++)
 		peer->channels[i] = exl3_channel_close(peer->channels[i]);
+	exl3_mappers_free(peer);
 	for (uint32_t i = 0; i < peer->nr_handles; i++) {
 		if (peer->handles[i].type != EXL3_HANDLE_NONE)
 			exl3_handle_close(peer, &peer->handles[i]);

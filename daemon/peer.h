@@ -28,6 +28,7 @@ struct exl3_handle {
 	uint32_t device; /* MLA: where its requests run */
 };
 
+struct exl3_mapper;
 struct exl3_buffer_job;   /* what frees a buffer */
 struct exl3_reply_queued; /* a reply that did not fit into the socket */
 
@@ -65,6 +66,9 @@ struct exl3_peer {
 	struct exl3_channel *channels[EXL3_CHANNELS_MAX];
 	uint32_t nr_channels;
 
+	struct exl3_mapper *mappers; /* list, mapper.h */
+	char mode_note[128];         /* why its calls go through rings although it wanted to map; its own word, printable */
+
 	enum exl3_wait waiting;
 	uint64_t wait_id;                  /* of the request */
 	struct exl3_registered *wait_for;  /* borrowed: GONE ends the wait */
@@ -86,6 +90,8 @@ int exl3_peer_check_model(const struct exl3_peer *peer, const char *model, struc
 void exl3_peer_reconsider(struct exl3_peer *peer);
 struct exl3_peer *exl3_peer_free(struct exl3_peer *peer);
 void exl3_peer_set_name(struct exl3_peer *peer, const char *name);
+/* Copies a client's word, cut to @size, without what a terminal would act on. */
+void exl3_printable(char *to, size_t size, const char *text);
 
 /* ---- handles; the number is the client's, checked ---- */
 

@@ -67,7 +67,7 @@ static void alone(struct exl3_domain *d, const char *name)
 
 static void give(struct exl3_share *share, struct exl3_domain *d, struct exl3_keep_set *set)
 {
-	bool all = set->suspect || strcmp(share->cfg->adopt, "verify") == 0;
+	bool all = set->mapped || strcmp(share->cfg->adopt, "verify") == 0;
 	unsigned flags = all ? EXL3_SUP_VERIFY_ALL : 0;
 
 	if (exl3_fault("share.give") || !exl3_domain_send(d, EXL3_SUP_KEPT, flags, set->id, set->head.name, set->fds,
@@ -125,7 +125,7 @@ static void want(struct exl3_share *share, struct exl3_domain *d, const char *na
 		alone(d, name);
 		return;
 	}
-	if (set && set->id != not_id) {
+	if (set && (set->id | EXL3_KEEP_MAPPED_ID) != (not_id | EXL3_KEEP_MAPPED_ID)) {
 		give(share, d, set);
 		return;
 	}
@@ -207,7 +207,7 @@ static void useless(struct exl3_share *share, struct exl3_domain *d, const char 
 	exl3_domain_event(d, "refused", "model %s: kept weights are not used: %s", name,
 			  why ? why : "no reason given");
 	/* Another worker may have been quicker: then there are others by now. */
-	if (set && set->id == id) {
+	if (set && (set->id | EXL3_KEEP_MAPPED_ID) == (id | EXL3_KEEP_MAPPED_ID)) {
 		if (damaged)
 			end_users(share, set, d);
 		exl3_keep_drop(&share->keep, name);
@@ -221,13 +221,20 @@ static void adopted(struct exl3_share *share, struct exl3_domain *d, const char 
 	struct exl3_keep_set *set = exl3_keep_find(&share->keep, name);
 
 	exl3_domain_event(d, "adopted", "model %s%s%s%s", name,
-			  set && set->suspect ? ", after all its hashes" : "",
+			  set && set->mapped ? ", after all its hashes" : "",
 			  why ? "; the files have changed and are refused: " : "", why ? why : "");
-	if (set) {
+	if (set)
 		set->users |= bit(share, d);
-		set->suspect = false;
-	}
 	over(share, d, name); /* it was to load other files, and could not */
+}
+
+/* Whoever has memory of the device mapped can make his mapping writable, and keep it when its worker has gone. */
+static void mapped(struct exl3_share *share, const char *name)
+{
+	struct exl3_keep_set *set = exl3_keep_find(&share->keep, name);
+
+	if (set)
+		exl3_keep_mark_mapped(set);
 }
 
 bool exl3_share_message(struct exl3_share *share, struct exl3_domain *d,
@@ -259,6 +266,9 @@ bool exl3_share_message(struct exl3_share *share, struct exl3_domain *d,
 	case EXL3_SUP_OVER:
 		over(share, d, name);
 		return true;
+	case EXL3_SUP_MAPPED:
+		mapped(share, name);
+		return true;
 	default:
 		return false;
 	}
@@ -273,26 +283,12 @@ void exl3_share_removed(struct exl3_share *share, const char *name)
 		forget(p);
 }
 
-/* Whoever has memory of the device mapped can make his mapping writable. */
-static bool any_mapped(const struct exl3_config *cfg)
-{
-	for (size_t i = 0; i < cfg->nr_tenants; i++) {
-		if (cfg->tenants[i].mapped)
-			return true;
-	}
-	return false;
-}
-
-void exl3_share_ended(struct exl3_share *share, struct exl3_domain *d, bool died)
+void exl3_share_ended(struct exl3_share *share, struct exl3_domain *d)
 {
 	struct exl3_share_load **p = &share->loads;
-	bool suspect = died && any_mapped(share->cfg);
 
-	for (struct exl3_keep_set *set = share->keep.sets; set; set = set->next) {
-		if (suspect && set->users & bit(share, d))
-			set->suspect = true;
+	for (struct exl3_keep_set *set = share->keep.sets; set; set = set->next)
 		set->users &= ~bit(share, d);
-	}
 	while (*p) {
 		(*p)->waiting &= ~bit(share, d);
 		if ((*p)->loader != d || next_loader(share, p))

@@ -27,14 +27,13 @@ void exl3_share_init(struct exl3_share *share, const struct exl3_config *cfg,
 		     struct exl3_loop *loop);
 void exl3_share_fini(struct exl3_share *share);
 
-/* What a worker says: WANT, KEEP (takes @fds), ADOPTED, USELESS, STALE, OVER; true if it was one of these. */
+/* What a worker says: WANT, KEEP (takes @fds), ADOPTED, USELESS, STALE, OVER, MAPPED; true if it was one of these. */
 bool exl3_share_message(struct exl3_share *share, struct exl3_domain *d,
 			const struct exl3_sup_msg *msg, int *fds, unsigned nr_fds);
 /* A model is not wanted any more, by any domain. */
 void exl3_share_removed(struct exl3_share *share, const char *name);
-/* A domain's worker has ended; @died: not by itself. Where tenants may map weights (mapped), what it used is then
- * verified as a whole before it is used again. */
-void exl3_share_ended(struct exl3_share *share, struct exl3_domain *d, bool died);
+/* A domain's worker has ended. */
+void exl3_share_ended(struct exl3_share *share, struct exl3_domain *d);
 /* Names of the domains that use a set, with spaces between. */
 void exl3_share_users(const struct exl3_share *share, const struct exl3_keep_set *set, char *text,
 		      size_t size);

@@ -329,9 +329,13 @@ static void on_message(struct exl3_domain *d, const struct exl3_sup_msg *msg, in
 		model_failed(s, d, msg->text);
 		break;
 	case EXL3_SUP_REMOVED:
+	case EXL3_SUP_LEAVING:
 		exl3_config_remove_model(s->cfg, msg->text);
 		exl3_share_removed(&s->share, msg->text);
-		tell_others(s, d, EXL3_SUP_UNLOAD, msg->text);
+		tell_others(s, d, msg->type == EXL3_SUP_LEAVING ? EXL3_SUP_LEAVING : EXL3_SUP_UNLOAD, msg->text);
+		break;
+	case EXL3_SUP_REVOKE:
+		tell_others(s, d, EXL3_SUP_REVOKE, msg->text);
 		break;
 	case EXL3_SUP_PASS:
 		if (nr_fds == 1)
@@ -362,8 +366,7 @@ static void reap(struct supervisor *s)
 			if (s->domains[i].worker != pid)
 				continue;
 			exl3_domain_ended(&s->domains[i], wstatus);
-			exl3_share_ended(&s->share, &s->domains[i],
-					 s->domains[i].state != EXL3_DOMAIN_ENDED);
+			exl3_share_ended(&s->share, &s->domains[i]);
 			break;
 		}
 		for (uint32_t i = 0; i < s->nr_domains; i++) {

@@ -63,7 +63,11 @@ enum exl3_sup_type {
 	EXL3_SUP_STALE,    /* text NAME; id: the files are others than those of the KEPT ones; a WANT of newer
 			      ones */
 	EXL3_SUP_OVER,     /* text NAME: its load is over and there is nothing to keep */
-	EXL3_SUP_REASON    /* text: why it is about to end */
+	EXL3_SUP_REASON,   /* text: why it is about to end */
+	EXL3_SUP_MAPPED,   /* text NAME: a client is about to map its weights, and could write into them */
+	/* both ways, as REMOVED and UNLOAD */
+	EXL3_SUP_LEAVING,  /* text NAME: as REMOVED, but clients that map it are waited for */
+	EXL3_SUP_REVOKE    /* text NAME: one that was LEAVING: they are not waited for any more */
 };
 
 #define EXL3_LEAVE_NS 2000000000ull

@@ -62,14 +62,14 @@ static int send_model(struct exl3_takeover *t, int sock, const struct exl3_share
 static int send_set(struct exl3_takeover *t, int sock, const struct exl3_share *share)
 {
 	const struct exl3_keep_set *set = share->keep.sets;
-	char text[EXL3_NAME_MAX + 8];
+	char text[EXL3_NAME_MAX + 16];
 	int rc;
 
 	while (set && strcmp(set->head.name, t->last) <= 0)
 		set = set->next;
 	if (!set)
 		return 1;
-	snprintf(text, sizeof(text), "kept %s", set->head.name);
+	snprintf(text, sizeof(text), "%s %s", set->mapped ? "mapped" : "kept", set->head.name);
 	rc = say(sock, text, set->fds, set->nr_fds);
 	if (rc == 0)
 		snprintf(t->last, sizeof(t->last), "%s", set->head.name);
@@ -169,6 +169,8 @@ static int take(struct exl3_config *cfg, struct exl3_keep *keep, struct exl3_lis
 		const char *text, int *fds, unsigned nr_fds, struct exl3_error *err)
 {
 	struct exl3_error why;
+	const char *name;
+	bool mapped;
 
 	if (strcmp(text, "end") == 0)
 		return l->fd < 0 ? exl3_errf(err, -EPROTO, "no listening socket came") : 1;
@@ -178,11 +180,15 @@ static int take(struct exl3_config *cfg, struct exl3_keep *keep, struct exl3_lis
 		return take_listener(l, cfg->socket, text[7] == '1', fds, nr_fds, err);
 	if (strncmp(text, "model ", 6) == 0)
 		return exl3_config_add_model(cfg, text + 6, true, err);
-	if (strncmp(text, "kept ", 5) != 0)
+	mapped = strncmp(text, "mapped ", 7) == 0;
+	if (!mapped && strncmp(text, "kept ", 5) != 0)
 		return exl3_errf(err, -EPROTO, "'%.40s' is not understood", text);
 	/* What cannot be kept, of another version maybe, is loaded anew. */
-	if (exl3_keep_put(keep, text + 5, fds, nr_fds, &why) < 0)
-		exl3_warn("model %.100s will be loaded anew: %s", text + 5, why.text);
+	name = text + (mapped ? 7 : 5);
+	if (exl3_keep_put(keep, name, fds, nr_fds, &why) < 0)
+		exl3_warn("model %.100s will be loaded anew: %s", name, why.text);
+	else if (mapped)
+		exl3_keep_mark_mapped(exl3_keep_find(keep, name));
 	return 0;
 }
 

@@ -7,7 +7,7 @@
  *   new: "takeover 1"
  *   old: "listen 0|1", fds: listening socket, its lock unless 1: the socket is systemd's
  *        "model NAME=DIR,device=D"    for each that a client has loaded
- *        "kept NAME", fds             for each kept set
+ *        "kept NAME", fds             for each kept set; "mapped NAME": a client may be able to write it
  *        "end"
  *   new: "ready", once its workers have all models; again as long as the answer is "wait"
  *   old: "go": it accepts nobody any more, its clients have a moment, then it drains and leaves

@@ -5,6 +5,7 @@
 #include "daemon/control.h"
 #include "daemon/fault.h"
 #include "daemon/log.h"
+#include "daemon/mapper.h"
 #include "daemon/numa.h"
 #include "daemon/peer.h"
 #include "shm/cuda_state.h"
@@ -290,11 +291,14 @@ static void follow_load(struct exl3_worker *w, const char *spec)
 	exl3_config_fini(&one);
 }
 
-static void follow_unload(struct exl3_worker *w, const char *name)
+static void follow_unload(struct exl3_worker *w, const char *name, uint32_t how)
 {
-	struct exl3_registered *reg = exl3_models_find(&w->models, name);
+	struct exl3_registered *reg = how == EXL3_SUP_REVOKE ? exl3_models_find_leaving(&w->models, name)
+							     : exl3_models_find(&w->models, name);
 
-	if (reg)
+	if (reg && how == EXL3_SUP_LEAVING)
+		exl3_models_unload_patiently(reg);
+	else if (reg)
 		exl3_models_unload(reg);
 }
 
@@ -327,7 +331,9 @@ static void on_message(struct exl3_worker *w, const struct exl3_sup_msg *msg, in
 		follow_load(w, msg->text);
 		break;
 	case EXL3_SUP_UNLOAD:
-		follow_unload(w, msg->text);
+	case EXL3_SUP_LEAVING:
+	case EXL3_SUP_REVOKE:
+		follow_unload(w, msg->text, msg->type);
 		break;
 	case EXL3_SUP_EVENT:
 		take_event(w, msg->text);
@@ -586,6 +592,7 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 	exl3_models_init(&w->models, w->loop, w->loads);
 	w->models.event = on_model;
 	w->models.want = exl3_worker_want_kept;
+	w->models.revoke = exl3_mappers_revoke_model;
 	w->models.instance = w->instance;
 	w->models.generation = w->generation;
 	w->models.arg = w;

@@ -8,6 +8,10 @@
 
 #include <stddef.h>
 
+/* Bits of Hello.features. Unknown ones are ignored. */
+#define EXL3_FEATURE_MAPPED (1ull << 0) /* MapModel, MapFailed */
+#define EXL3_FEATURES       EXL3_FEATURE_MAPPED /* all that this version has */
+
 #define EXL3_FRAME_NOWAIT  (1u << 0) /* -EAGAIN instead of sleeping */
 #define EXL3_FRAME_KEEP    (1u << 1) /* descriptors that came are the caller's on errors too */
 #define EXL3_FRAME_FDS_MAX 253u      /* what the kernel lets one packet carry */

@@ -167,7 +167,7 @@ static void one_loads_others_wait(void **state)
 	exl3_share_users(&r.share, r.share.keep.sets, users, sizeof(users));
 	assert_string_equal(users, "d1 d2");
 	/* One that is started anew. */
-	exl3_share_ended(&r.share, &r.d[1], true);
+	exl3_share_ended(&r.share, &r.d[1]);
 	exl3_share_users(&r.share, r.share.keep.sets, users, sizeof(users));
 	assert_string_equal(users, "d2");
 	says(&r, 1, EXL3_SUP_WANT, "m", 0, 0);
@@ -195,9 +195,9 @@ static void loader_is_lost(void **state)
 		if (way)
 			says(&r, 0, EXL3_SUP_OVER, "m", 0, 0);
 		else
-			exl3_share_ended(&r.share, &r.d[0], true);
+			exl3_share_ended(&r.share, &r.d[0]);
 		expect(&r, 0, EXL3_SUP_ALONE, 0);
-		exl3_share_ended(&r.share, &r.d[1], true);
+		exl3_share_ended(&r.share, &r.d[1]);
 		expect(&r, 0, 0, EXL3_SUP_ALONE);
 		says(&r, 2, EXL3_SUP_KEEP, "m", 0, 2); /* its tensor file is missing: nothing is kept */
 		assert_int_equal(r.share.keep.nr, 0);
@@ -208,7 +208,7 @@ static void loader_is_lost(void **state)
 	says(&r, 0, EXL3_SUP_WANT, "m", 0, 0);
 	says(&r, 1, EXL3_SUP_WANT, "m", 0, 0);
 	expect(&r, EXL3_SUP_ALONE, 0, 0);
-	exl3_share_ended(&r.share, &r.d[1], true);
+	exl3_share_ended(&r.share, &r.d[1]);
 	says(&r, 0, EXL3_SUP_KEEP, "m", 0, 3);
 	expect(&r, 0, 0, 0);
 	rig_close(&r);
@@ -321,37 +321,49 @@ static void never_and_verify(void **state)
 	rig_close(&r);
 }
 
-/* Tenants that may map weights: after a death everything is hashed, once. */
-static void after_mapped_tenants(void **state)
+/* What a client has had mapped is hashed as a whole from then on: he may have it still, whoever adopts it. That a
+ * tenant might map it is no reason. */
+static void after_mappers(void **state)
 {
 	static const struct {
 		const char *config;
-		bool died, all;
+		bool mapped;
 	} cases[] = {
-		{CONFIG "[tenant t]\nusers = 1\nmapped = yes\n", true, true},
-		{CONFIG "[tenant t]\nusers = 1\nmapped = yes\n", false, false},
-		{CONFIG "[tenant t]\nusers = 1\n", true, false},
+		{CONFIG "[tenant t]\nusers = 1\nmapped = yes\n", true},
+		{CONFIG "[tenant t]\nusers = 1\nmapped = prefer\n", false},
+		{CONFIG "[tenant t]\nusers = 1\n", false},
 	};
 
 	(void)state;
 	for (size_t i = 0; i < TEST_NR(cases); i++) {
-		unsigned flags = 0;
+		unsigned flags = 0, all = cases[i].mapped ? EXL3_SUP_VERIFY_ALL : 0;
 		struct rig r;
+		uint64_t id;
 
 		rig_open(&r, cases[i].config);
 		says(&r, 0, EXL3_SUP_KEEP, "m", 0, 3);
-		exl3_share_ended(&r.share, &r.d[1], cases[i].died); /* it has not used them */
 		says(&r, 1, EXL3_SUP_WANT, "m", 0, 0);
 		assert_int_equal(told(&r, 1, "m", 3, &flags), EXL3_SUP_KEPT);
 		assert_int_equal(flags, 0);
-		exl3_share_ended(&r.share, &r.d[0], cases[i].died);
-		says(&r, 0, EXL3_SUP_WANT, "m", 0, 0);
-		assert_int_equal(told(&r, 0, "m", 3, &flags), EXL3_SUP_KEPT);
-		assert_int_equal(flags, cases[i].all ? EXL3_SUP_VERIFY_ALL : 0);
-		says(&r, 0, EXL3_SUP_ADOPTED, "m", 0, 0);
-		says(&r, 2, EXL3_SUP_WANT, "m", 0, 0);
-		assert_int_equal(told(&r, 2, "m", 3, &flags), EXL3_SUP_KEPT);
-		assert_int_equal(flags, 0);
+		id = exl3_keep_find(&r.share.keep, "m")->id;
+		if (cases[i].mapped)
+			says(&r, 1, EXL3_SUP_MAPPED, "m", 0, 0);
+		says(&r, 1, EXL3_SUP_MAPPED, "other", 0, 0); /* of a model that nobody keeps */
+		assert_int_equal(exl3_keep_find(&r.share.keep, "m")->mapped, cases[i].mapped);
+		/* Its id says so, for systemd, and is the same all the same. */
+		assert_int_equal(exl3_keep_find(&r.share.keep, "m")->id, id | (cases[i].mapped ? EXL3_KEEP_MAPPED_ID : 0));
+		exl3_share_ended(&r.share, &r.d[1]);
+		for (int again = 0; again < 2; again++) {
+			says(&r, 1, EXL3_SUP_WANT, "m", 0, 0);
+			assert_int_equal(told(&r, 1, "m", 3, &flags), EXL3_SUP_KEPT);
+			assert_int_equal(flags, all);
+			says(&r, 1, EXL3_SUP_ADOPTED, "m", 0, 0);
+			exl3_share_ended(&r.share, &r.d[1]);
+		}
+		/* Whoever was given them before finds them of no use: they are the same ones. */
+		r.id = id;
+		says(&r, 0, EXL3_SUP_USELESS, "m\nbroken", 0, 0);
+		assert_null(exl3_keep_find(&r.share.keep, "m"));
 		rig_close(&r);
 	}
 }
@@ -421,7 +433,7 @@ int main(void)
 		test_case(one_loads_others_wait), test_case(loader_is_lost),
 		test_case(useless_and_damaged),   test_case(never_and_verify),
 		test_case(hostile),               test_case(twice),
-		test_case(after_mapped_tenants),  test_case(descriptors_that_do_not_fit),
+		test_case(after_mappers),  test_case(descriptors_that_do_not_fit),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
