@@ -16,6 +16,7 @@
  * for a turn is what is measured and not waiting for a processor to wake up.
  */
 #include "bench/bench.h"
+#include "bench/die.h"
 #include "client/internal.h"
 
 #include <dlfcn.h>
@@ -54,19 +55,6 @@ struct shared {
 };
 
 static struct shared *shared;
-
-static void die(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
-static void die(const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	fprintf(stderr, "fair: ");
-	vfprintf(stderr, fmt, ap);
-	fprintf(stderr, "\n");
-	va_end(ap);
-	exit(1);
-}
 
 /* ---- a daemon of ours ---- */
 

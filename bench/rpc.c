@@ -12,6 +12,7 @@
  * System calls are counted where they are made: by libexl3 in its channels, by the daemon in its loop.
  */
 #include "bench/bench.h"
+#include "bench/die.h"
 #include "client/internal.h"
 
 #include <errno.h>
@@ -56,19 +57,6 @@ struct result {
 };
 
 static struct shared *shared;
-
-static void die(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
-static void die(const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	fprintf(stderr, "rpc: ");
-	vfprintf(stderr, fmt, ap);
-	fprintf(stderr, "\n");
-	va_end(ap);
-	exit(1);
-}
 
 /* ---- the floor: a bare eventfd ping-pong ---- */
 

@@ -15,6 +15,7 @@
  * take is in it. added_us is that less the same work inproc. System calls: libexl3's and the daemon's loop's.
  */
 #include "bench/bench.h"
+#include "bench/die.h"
 #include "bench/ckpt.h"
 #include "bench/rpc_stream/inproc.h"
 #include "client/internal.h"
@@ -57,19 +58,6 @@ struct shared {
 
 static struct shared *shared;
 static struct bench_file file;
-
-static void die(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
-static void die(const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	fprintf(stderr, "rpc_stream: ");
-	vfprintf(stderr, fmt, ap);
-	fprintf(stderr, "\n");
-	va_end(ap);
-	exit(1);
-}
 
 static uint32_t get(const uint32_t *word)
 {

@@ -26,6 +26,7 @@
  */
 #include "bench/serving/serving.h"
 #include "bench/bench.h"
+#include "bench/die.h"
 #include "bench/ckpt.h"
 #include "client/exl3.h"
 
@@ -71,19 +72,6 @@ static struct serving_shared *shared;
 static char folder[4096];
 static struct cell cells[CELLS_MAX];
 static unsigned nr_cells;
-
-static void die(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
-static void die(const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	fprintf(stderr, "serving: ");
-	vfprintf(stderr, fmt, ap);
-	fprintf(stderr, "\n");
-	va_end(ap);
-	exit(1);
-}
 
 static void remove_folder(void)
 {

@@ -12,14 +12,10 @@
  *   small     three short requests, one after the other
  *   stale     prints "ready" and waits for its worker to be killed: one completion for each request
  */
+#include "tests/integration/client.h"
+
 #include <errno.h>
-#include <exl3.h>
 #include <poll.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define WAIT_NS   60000000000u
@@ -28,6 +24,7 @@
 #define ENTRIES   64u
 
 struct session {
+	char **argv;
 	struct exl3_client *client;
 	struct exl3_model *model;
 	struct exl3_module *mod;
@@ -37,35 +34,13 @@ struct session {
 	exl3_ref x, y;
 };
 
-static _Noreturn void die(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-static void die(const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	vfprintf(stderr, fmt, ap);
-	va_end(ap);
-	fprintf(stderr, " (last error: %s)\n", exl3_last_error());
-	exit(1);
-}
-
-static uint64_t now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
-
-static void set_up(struct session *s, char **argv)
+static void set_up(struct session *s)
 {
 	size_t x_bytes;
 
-	if (exl3_connect(argv[1], "async", &s->client) < 0 ||
-	    exl3_model_open(s->client, argv[2], &s->model) < 0 ||
-	    exl3_module_open(s->model, argv[3], EXL3_KIND_LINEAR, &s->mod) < 0)
-		die("cannot open %s of %s", argv[3], argv[2]);
-	exl3_module_get_info(s->mod, &s->info);
+	if (exl3_connect(s->argv[1], "async", &s->client) < 0)
+		die("connect");
+	open_linear(s->client, s->argv, &s->model, &s->mod, &s->info);
 	x_bytes = 4ull * MOST_ROWS * s->info.k_logical;
 	if (exl3_arena_new(s->client, x_bytes + 4ull * MOST_ROWS * s->info.n_logical, &s->arena) <
 		    0 ||
@@ -267,8 +242,7 @@ static void cmd_greedy(struct session *s)
 	for (unsigned i = 0; i < 60; i++)
 		request(s, MOST_ROWS, i);
 	submit(s, 60);
-	printf("holding\n");
-	fflush(stdout);
+	announce("holding");
 	while (read(STDIN_FILENO, &byte, 1) > 0)
 		;
 	while (exl3_peek(s->ch, &cqe) == 1)
@@ -311,7 +285,7 @@ static void reconnect(char **argv)
 	exl3_close(c);
 }
 
-static void cmd_stale(struct session *s, char **argv)
+static void cmd_stale(struct session *s)
 {
 	uint64_t sent = 0, done = 0, stale = 0, until;
 	struct exl3_cqe cqe;
@@ -334,8 +308,7 @@ static void cmd_stale(struct session *s, char **argv)
 		stale = cqe.result == -ESTALE;
 		expect(&cqe, done++, stale ? -ESTALE : 0, "while the worker lives");
 		if (done == 1) {
-			printf("ready\n");
-			fflush(stdout);
+			announce("ready");
 		}
 	}
 	/* In order, each once, and no result after the first -ESTALE. */
@@ -351,42 +324,31 @@ static void cmd_stale(struct session *s, char **argv)
 		die("exl3_wait after the end: %d", r);
 	if (exl3_peek(s->ch, &cqe) != -ESTALE)
 		die("exl3_peek after the end is not -ESTALE");
-	r = exl3_module_open(s->model, argv[3], EXL3_KIND_ANY, &s->mod);
+	r = exl3_module_open(s->model, s->argv[3], EXL3_KIND_ANY, &s->mod);
 	if (r != -ESTALE)
 		die("exl3_module_open after the end: %d", r);
 	/* The channel may have ended a moment before the connection. */
 	for (until = now_ns() + WAIT_NS; exl3_alive(s->client); usleep(1000))
 		if (now_ns() > until)
 			die("exl3_alive() after the end");
-	reconnect(argv);
+	reconnect(s->argv);
 }
 
 int main(int argc, char **argv)
 {
-	struct session s = {0};
-	const char *what = argc == 5 ? argv[4] : "";
+	static const struct command commands[] = {
+		{"order", cmd_order},	{"full", cmd_full},	{"deadline", cmd_deadline},
+		{"cancel", cmd_cancel}, {"closed", cmd_closed}, {"greedy", cmd_greedy},
+		{"small", cmd_small},	{"stale", cmd_stale},
+	};
+	struct session s = {.argv = argv};
 
-	if (argc == 5)
-		set_up(&s, argv);
-	if (!strcmp(what, "order"))
-		cmd_order(&s);
-	else if (!strcmp(what, "full"))
-		cmd_full(&s);
-	else if (!strcmp(what, "deadline"))
-		cmd_deadline(&s);
-	else if (!strcmp(what, "cancel"))
-		cmd_cancel(&s);
-	else if (!strcmp(what, "closed"))
-		cmd_closed(&s);
-	else if (!strcmp(what, "greedy"))
-		cmd_greedy(&s);
-	else if (!strcmp(what, "small"))
-		cmd_small(&s);
-	else if (!strcmp(what, "stale"))
-		cmd_stale(&s, argv);
-	else
-		die("usage: async SOCKET MODEL MODULE "
-		    "order|full|deadline|cancel|closed|greedy|small|stale");
+	if (argc != 5) {
+		fprintf(stderr, "usage: async SOCKET MODEL MODULE COMMAND\n");
+		return 2;
+	}
+	set_up(&s);
+	run_command(commands, sizeof(commands) / sizeof(commands[0]), argv[4], &s);
 	exl3_close(s.client);
 	return 0;
 }

@@ -8,12 +8,7 @@
  * all chains go into one channel at once: only if each link waits for the one before it are the results the
  * same. Prints the devices; status 0: same bits.
  */
-#include "client/exl3.h"
-
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tests/integration/client.h"
 
 #define LINKS  5
 #define ROWS   4
@@ -24,17 +19,6 @@ struct chain {
 };
 
 static uint32_t k, n;
-
-static void die(const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	vfprintf(stderr, fmt, ap);
-	va_end(ap);
-	fputc('\n', stderr);
-	exit(1);
-}
 
 /* A link reads the first k columns of what the one before it wrote. */
 static void prepare(struct exl3_sqe *sqe, struct exl3_module *mod, struct exl3_arena *a, const struct chain *c,
@@ -69,11 +53,11 @@ int main(int argc, char **argv)
 	if (chains < 1 || !c)
 		die("usage: devices SOCKET CHAINS");
 	if (exl3_connect(argv[1], "devices", &client) < 0 || exl3_channel_new(client, 1024, &ch) < 0)
-		die("%s", exl3_last_error());
+		die("libexl3");
 	for (int i = 0; i < 2; i++) {
 		if (exl3_model_open(client, names[i], &model[i]) < 0 ||
 		    exl3_module_open(model[i], MODULE, EXL3_KIND_LINEAR, &mod[i]) < 0)
-			die("%s", exl3_last_error());
+			die("libexl3");
 	}
 	printf("devices %s %s\n", exl3_model_device(model[0]), exl3_model_device(model[1]));
 	exl3_module_get_info(mod[0], &info);
@@ -82,7 +66,7 @@ int main(int argc, char **argv)
 	if (n < k || chains * LINKS > 1024)
 		die("%s does not feed itself, or too many chains", MODULE);
 	if (exl3_arena_new(client, ((size_t)chains * (LINKS + 1) + 1) * (ROWS * n * sizeof(float) + 64), &arena) < 0)
-		die("%s", exl3_last_error());
+		die("libexl3");
 	want = malloc((size_t)chains * LINKS * ROWS * n * sizeof(float));
 	for (int i = 0; i < chains; i++) {
 		for (int j = 0; j <= LINKS; j++)
@@ -112,7 +96,7 @@ int main(int argc, char **argv)
 		}
 	}
 	if (exl3_submit(ch) != chains * LINKS)
-		die("submit: %s", exl3_last_error());
+		die("submit");
 	for (int i = 0; i < chains * LINKS; i++) {
 		if (exl3_wait(ch, &cqe, UINT64_MAX) != 1 || cqe.result < 0)
 			die("request %d: %s", i, exl3_result_text(&cqe));

@@ -17,14 +17,11 @@
  *   stale           prints "ready", waits for its worker to be killed: the stream goes on, and at the next worker
  */
 #include "client/internal.h"
+#include "tests/integration/client.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -81,18 +78,6 @@ static const char ptx[] = ".version 7.0\n.target sm_70\n.address_size 64\n"
 			  "again:\n	mov.u64 %t3, %globaltimer;\n	setp.lt.u64 %p, %t3, %t2;\n"
 			  "	@%p bra again;\n	ret;\n}\n";
 static void *pause_fn, *stream;
-
-static _Noreturn void die(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-static void die(const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	vfprintf(stderr, fmt, ap);
-	va_end(ap);
-	fprintf(stderr, " (last error: %s)\n", exl3_last_error());
-	exit(1);
-}
 
 #define CU(call)                                                    \
 	do {                                                        \
@@ -156,6 +141,7 @@ static uint64_t vmm_new(uint64_t at, size_t bytes)
 /* ---- a session ---- */
 
 struct session {
+	char **argv;
 	struct exl3_client *client;
 	struct exl3_module *mod;
 	struct exl3_channel *ch;
@@ -164,17 +150,14 @@ struct session {
 	float *x, *y, *want;
 };
 
-static void set_up(struct session *s, char **argv)
+static void set_up(struct session *s)
 {
-	struct exl3_model *model;
 	struct exl3_arena *arena;
 	float *x, *y;
 
-	if (exl3_model_open(s->client, argv[2], &model) < 0 ||
-	    exl3_module_open(model, argv[3], EXL3_KIND_LINEAR, &s->mod) < 0 ||
-	    exl3_channel_new(s->client, ENTRIES, &s->ch) < 0)
-		die("cannot open %s of %s", argv[3], argv[2]);
-	exl3_module_get_info(s->mod, &s->info);
+	open_linear(s->client, s->argv, NULL, &s->mod, &s->info);
+	if (exl3_channel_new(s->client, ENTRIES, &s->ch) < 0)
+		die("channel");
 	s->nx = 4 * (size_t)s->info.k_logical;
 	s->ny = 4 * (size_t)s->info.n_logical;
 	if (exl3_arena_new(s->client, s->nx + s->ny + 4096, &arena) < 0)
@@ -496,7 +479,7 @@ static void print_handle(void)
 		die("write");
 }
 
-static void foreign(struct session *s, char **argv)
+static void foreign(struct session *s)
 {
 	struct exl3_cu_ipc ipc, none;
 	struct exl3_arena *a;
@@ -505,7 +488,7 @@ static void foreign(struct session *s, char **argv)
 
 	memset(&none, 0x5a, sizeof(none));
 	refuse(offer(s, &none, -1, 0, 0, 4096), -EINVAL, "bytes that are no handle");
-	dead_handle(argv[0], &ipc);
+	dead_handle(s->argv[0], &ipc);
 	refuse(offer(s, &ipc, -1, 0, 0, 4096), -EINVAL, "a handle of a process that has ended");
 	CU(cuMemAlloc_v2(&p, 4 << 20));
 	CU(cuIpcGetMemHandle(&ipc, p));
@@ -618,15 +601,10 @@ static void freed(struct session *s)
 	in_ipc(s);
 }
 
-static void say_ready(void)
-{
-	printf("ready\n");
-	fflush(stdout);
-}
-
 /* One of each kind of memory, and calls. */
-static void killed(struct session *s, const char *when)
+static void killed(struct session *s)
 {
+	const char *when = s->argv[4];
 	struct exl3_arena *a = device_arena(s), *ipc, *vmm;
 	uint64_t x = (uint64_t)exl3_arena_alloc(a, s->nx), y = (uint64_t)exl3_arena_alloc(a, s->ny), p;
 	exl3_ref xr = exl3_arena_ref(a, (void *)x), yr = exl3_arena_ref(a, (void *)y);
@@ -645,7 +623,7 @@ static void killed(struct session *s, const char *when)
 		CU(cuStreamSynchronize(stream));
 	if (!strcmp(when, "in"))
 		pause_gpu(stream, 20000); /* a kernel of its own */
-	say_ready();
+	announce("ready");
 	pause();
 }
 
@@ -661,7 +639,7 @@ static void stale(struct session *s)
 	for (int i = 0; i < 8; i++)
 		if (exl3_linear_stream(s->ch, s->mod, xr, EXL3_F32, yr, EXL3_F32, 1, stream, NULL) < 0)
 			die("linear_stream");
-	say_ready();
+	announce("ready");
 	synchronize("without its worker");
 	if (exl3_stream_error(s->ch, NULL) != -ESTALE)
 		die("calls that no worker has run have no error");
@@ -678,14 +656,19 @@ static void stale(struct session *s)
 
 int main(int argc, char **argv)
 {
-	struct session s = {0};
-	const char *what = argc == 5 ? argv[4] : "";
+	static const struct command commands[] = {
+		{"arena", in_arena}, {"ipc", in_ipc},	{"vmm", in_vmm},   {"stream", in_stream},
+		{"twice", twice},    {"foreign", foreign}, {"slab", slab},    {"freed", freed},
+		{"never", never},    {"many", many},	{"before", killed}, {"in", killed},
+		{"after", killed},   {"stale", stale},
+	};
+	struct session s = {.argv = argv};
 
 	if (argc != 5) {
 		fprintf(stderr, "usage: gpu_client SOCKET MODEL MODULE COMMAND\n");
 		return 2;
 	}
-	if (!strcmp(what, "handle")) {
+	if (!strcmp(argv[4], "handle")) {
 		open_cuda();
 		print_handle();
 		return 0;
@@ -696,33 +679,8 @@ int main(int argc, char **argv)
 	if (exl3_mps(s.client) != (getenv("EXL3_TEST_MPS") != NULL))
 		die("MPS: %d", exl3_mps(s.client));
 	open_cuda();
-	set_up(&s, argv);
-	if (!strcmp(what, "arena"))
-		in_arena(&s);
-	else if (!strcmp(what, "ipc"))
-		in_ipc(&s);
-	else if (!strcmp(what, "vmm"))
-		in_vmm(&s);
-	else if (!strcmp(what, "stream"))
-		in_stream(&s);
-	else if (!strcmp(what, "twice"))
-		twice(&s);
-	else if (!strcmp(what, "foreign"))
-		foreign(&s, argv);
-	else if (!strcmp(what, "slab"))
-		slab(&s);
-	else if (!strcmp(what, "freed"))
-		freed(&s);
-	else if (!strcmp(what, "never"))
-		never(&s);
-	else if (!strcmp(what, "many"))
-		many(&s);
-	else if (!strcmp(what, "before") || !strcmp(what, "in") || !strcmp(what, "after"))
-		killed(&s, what);
-	else if (!strcmp(what, "stale"))
-		stale(&s);
-	else
-		die("%s: unknown command", what);
+	set_up(&s);
+	run_command(commands, sizeof(commands) / sizeof(commands[0]), argv[4], &s);
 	exl3_close(s.client);
 	free(s.x);
 	free(s.y);

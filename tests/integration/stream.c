@@ -14,13 +14,10 @@
  *   stale     prints "ready", waits for its worker to be killed: calls end, and go on at the next worker
  */
 #include "client/internal.h"
+#include "tests/integration/client.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #define WAIT_NS 30000000000u
@@ -28,6 +25,7 @@
 #define ENTRIES 8u
 
 struct session {
+	char **argv;
 	struct exl3_client *client;
 	struct exl3_module *mod;
 	struct exl3_arena *arena;
@@ -37,28 +35,13 @@ struct session {
 	exl3_ref xr, yr;
 };
 
-static _Noreturn void die(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-static void die(const char *fmt, ...)
+static void set_up(struct session *s)
 {
-	va_list ap;
-
-	va_start(ap, fmt);
-	vfprintf(stderr, fmt, ap);
-	va_end(ap);
-	fprintf(stderr, " (last error: %s)\n", exl3_last_error());
-	exit(1);
-}
-
-static void set_up(struct session *s, char **argv)
-{
-	struct exl3_model *model;
 	size_t nx, ny;
 
-	if (exl3_connect(argv[1], "stream", &s->client) < 0 ||
-	    exl3_model_open(s->client, argv[2], &model) < 0 ||
-	    exl3_module_open(model, argv[3], EXL3_KIND_LINEAR, &s->mod) < 0)
-		die("cannot open %s of %s", argv[3], argv[2]);
-	exl3_module_get_info(s->mod, &s->info);
+	if (exl3_connect(s->argv[1], "stream", &s->client) < 0)
+		die("connect");
+	open_linear(s->client, s->argv, NULL, &s->mod, &s->info);
 	nx = s->info.k_logical;
 	ny = s->info.n_logical;
 	if (exl3_arena_new(s->client, 4 * (nx + ny) + 4096, &s->arena) < 0 ||
@@ -219,13 +202,14 @@ static void late(struct session *s)
 	expect(s->ch, a, 0, "after a late word");
 }
 
-static void never(struct session *s, char **argv)
+static void never(struct session *s)
 {
 	struct session other = {0};
 	uint64_t start, took;
 	uint32_t a, b;
 
-	set_up(&other, argv);
+	other.argv = s->argv;
+	set_up(&other);
 	start = exl3_now_ns();
 	a = linear(s, s->ch);
 	b = nop(s->ch);
@@ -402,8 +386,7 @@ static void refused(struct session *s)
 
 static void say_ready(void)
 {
-	printf("ready\n");
-	fflush(stdout);
+	announce("ready");
 }
 
 static void silent(struct session *s)
@@ -442,34 +425,18 @@ static void stale(struct session *s)
 
 int main(int argc, char **argv)
 {
-	struct session s = {0};
-	const char *what = argc == 5 ? argv[4] : "";
+	static const struct command commands[] = {
+		{"calls", calls}, {"order", order}, {"late", late},	  {"never", never},   {"wrap", wrap},
+		{"many", many},	  {"refused", refused}, {"silent", silent}, {"stale", stale},
+	};
+	struct session s = {.argv = argv};
 
 	if (argc != 5) {
 		fprintf(stderr, "usage: stream SOCKET MODEL MODULE COMMAND\n");
 		return 2;
 	}
-	set_up(&s, argv);
-	if (!strcmp(what, "calls"))
-		calls(&s);
-	else if (!strcmp(what, "order"))
-		order(&s);
-	else if (!strcmp(what, "late"))
-		late(&s);
-	else if (!strcmp(what, "never"))
-		never(&s, argv);
-	else if (!strcmp(what, "wrap"))
-		wrap(&s);
-	else if (!strcmp(what, "many"))
-		many(&s);
-	else if (!strcmp(what, "refused"))
-		refused(&s);
-	else if (!strcmp(what, "silent"))
-		silent(&s);
-	else if (!strcmp(what, "stale"))
-		stale(&s);
-	else
-		die("%s: unknown command", what);
+	set_up(&s);
+	run_command(commands, sizeof(commands) / sizeof(commands[0]), argv[4], &s);
 	exl3_close(s.client);
 	free(s.want);
 	return 0;

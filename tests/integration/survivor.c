@@ -10,15 +10,11 @@
  * All threads share one arena; each has a channel of its own and up to 8 requests in flight, of different
  * inputs. The same request always has the same bits, so a result is compared with the first one for its input.
  */
+#include "tests/integration/client.h"
+
 #include <errno.h>
-#include <exl3.h>
 #include <pthread.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/poll.h>
-#include <time.h>
 #include <unistd.h>
 
 #define SLOTS       8u
@@ -47,26 +43,6 @@ struct worker {
 	uint16_t *cache[SLOTS]; /* [CACHE, DIM] f16 */
 	uint64_t requests, stale, reconnects, wrong, lost, worst_ns;
 };
-
-static _Noreturn void die(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-static void die(const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	vfprintf(stderr, fmt, ap);
-	va_end(ap);
-	fprintf(stderr, " (last error: %s)\n", exl3_last_error());
-	exit(1);
-}
-
-static uint64_t now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
 
 static size_t y_bytes(void)
 {
@@ -281,8 +257,7 @@ int main(int argc, char **argv)
 			die("no thread");
 	while (__atomic_load_n(&ready, __ATOMIC_SEQ_CST) < n)
 		poll(NULL, 0, 1);
-	puts("ready");
-	fflush(stdout);
+	announce("ready");
 	while (read(STDIN_FILENO, &c, 1) == 1)
 		__atomic_store_n(&paused, 0, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);

@@ -7,11 +7,7 @@
  * Eight channels bring rows for one module: a matrix and an MLP of tiny-llama, routed experts of tiny-deepseek. First
  * each by itself, then all at once, again and again, so that the daemon may put them into one launch.
  */
-#include "client/exl3.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tests/integration/client.h"
 
 #define CHANNELS 8
 #define ROWS_MAX 4
@@ -32,12 +28,6 @@ struct place {
 };
 
 static struct exl3_arena *arena;
-
-static void die(const char *what)
-{
-	fprintf(stderr, "%s: %s\n", what, exl3_last_error());
-	exit(1);
-}
 
 static void prepare(const struct place *p, const struct exl3_module *mod, unsigned kind)
 {
