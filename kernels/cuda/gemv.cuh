@@ -39,66 +39,11 @@
 #ifndef EXL3_CUDA_GEMV_CUH
 #define EXL3_CUDA_GEMV_CUH
 
-#include "kernels/cuda/gemv_image.cuh"
+#include "kernels/cuda/gemv_sums.cuh"
 #include "kernels/cuda/trellis.cuh"
 
 namespace exl3
 {
-
-template <int RATE2_, int CB_, gemv_form FORM_, int MG_, int NT_, int K_TILES_, int WARPS_,
-	  int STAGES_, int HX_, bool FUSED_>
-struct gemv_cfg {
-	static constexpr int RATE2 = RATE2_, CB = CB_, MG = MG_, NT = NT_, WARPS = WARPS_;
-	static constexpr int K_TILES = K_TILES_; /* of a position */
-	static constexpr int STAGES = STAGES_, HX = HX_;
-	static constexpr gemv_form FORM = FORM_;
-	static constexpr bool FUSED = FUSED_; /* where the image of x lives */
-	static constexpr bool SUMS = FORM == FORM_PACKED && CB == CB_MUL1;
-	static constexpr int HALVES = 8 / NT;     /* parts of a strip's columns */
-	static constexpr int KG = WARPS / HALVES; /* positions in work at a time */
-	static constexpr int TOKENS = FORM == FORM_BYTES ? 4 * MG : 8 * MG;
-	static constexpr int ROW_ITEM = NT * 16 * RATE2; /* bytes of weights of a k-tile */
-	static constexpr int ITEM = K_TILES * ROW_ITEM;  /* of a warp's step */
-	static constexpr int STAGE = ITEM + (FUSED ? 0 : K_TILES * 32 * TOKENS); /* of one warp */
-	static constexpr int BLOCK = 8 / K_TILES; /* positions in 128 rows */
-	static constexpr int ROW =
-		NT * 16 + 4; /* floats: a warp's four quarters in different banks */
-	static constexpr int RED = TOKENS < 16 ? TOKENS : 16; /* tokens reduced at a time */
-
-	static_assert(8 % NT == 0 && WARPS % HALVES == 0, "warps tile a strip");
-	static_assert(ROW_ITEM % 16 == 0, "copies of 16 bytes");
-	static_assert(FORM != FORM_DUP || MG == 1, "dup is for one group of columns");
-	static_assert(FORM != FORM_BYTES || CB == CB_MUL1, "bytes are a mul1 form");
-	static_assert(FORM != FORM_DUP || CB != CB_MUL1, "dup needs halves");
-};
-
-/* What the host needs to know of a shape, and the device's layout follows from: one truth for both. */
-struct gemv_shape {
-	uint8_t warps, parts, tokens, red; /* parts: sums of a block that are added */
-	uint32_t ring; /* bytes: all warps' stages */
-	uint16_t row;
-};
-
-template <class C> static constexpr EXL3_HD gemv_shape gemv_shape_of()
-{
-	return {C::WARPS, C::WARPS, C::TOKENS, C::RED, C::WARPS *C::STAGES *C::STAGE, C::ROW};
-}
-
-/* Shared memory of a block, in bytes. */
-struct gemv_layout {
-	uint32_t red, image, peak, total; /* the ring lies before red */
-};
-
-static EXL3_HD gemv_layout gemv_shared(const gemv_shape &s, uint32_t m, uint32_t image_blocks)
-{
-	gemv_layout l;
-
-	l.red = s.ring;
-	l.image = l.red + s.parts * (m < s.red ? m : s.red) * s.row * 4;
-	l.peak = l.image + image_blocks * 8 * m * 32;
-	l.total = l.peak + 4 * 8;
-	return l;
-}
 
 /*
  * mul1: the A fragment with 1024 + S instead of the weight, exact in fp16. With the sum of x it gives
@@ -119,56 +64,6 @@ static EXL3_HD void decode_sums(const uint32_t (&v)[run<RATE2>::NV], uint32_t (&
 }
 
 #ifdef __CUDACC__
-
-/* First position of block @c: floor(c * positions / blocks), so multiples of whole strips stay exact. */
-EXL3_DEV uint32_t gemv_begin(const gemv_args &a, uint32_t c)
-{
-	return c * a.share + (a.rest ? __umulhi(c * a.rest, a.blocks_inverse) : 0);
-}
-
-/* The strip of a position. */
-EXL3_DEV uint32_t gemv_strip_of(const gemv_args &a, uint32_t position)
-{
-	const uint32_t s = __umulhi(position, a.kt_inverse); /* at most one too high */
-
-	return s * a.kt > position ? s - 1 : s;
-}
-
-EXL3_DEV int gemv_shard_of(const gemv_args &a, uint32_t strip)
-{
-	int s = 0;
-
-#pragma unroll 1
-	for (uint32_t i = 1; i < a.nr_shards; i++)
-		if (strip >= a.shard[i].strip)
-			s = (int)i;
-	return s;
-}
-
-/* Four sums to another block, and from it. */
-EXL3_DEV uint32_t slot_bits(float v)
-{
-	const uint32_t b = ~__float_as_uint(v);
-
-	return b ? b : ~0x7fffffffu;
-}
-
-EXL3_DEV void slot_send(uint32_t *slot, const float (&v)[4])
-{
-	store_relaxed(slot, make_uint4(slot_bits(v[0]), slot_bits(v[1]), slot_bits(v[2]),
-				       slot_bits(v[3])));
-}
-
-EXL3_DEV void slot_add(uint32_t *slot, uint4 w, float (&v)[4])
-{
-	while (!w.x || !w.y || !w.z || !w.w)
-		w = load_relaxed(slot);
-	*(uint4 *)slot = make_uint4(0, 0, 0, 0);
-	v[0] += __uint_as_float(~w.x);
-	v[1] += __uint_as_float(~w.y);
-	v[2] += __uint_as_float(~w.z);
-	v[3] += __uint_as_float(~w.w);
-}
 
 template <class C> struct gemv_acc {
 	float f[C::FORM == FORM_BYTES ? 1 : C::NT][C::MG][4];
@@ -353,111 +248,6 @@ EXL3_DEV void gemv_flush(gemv_acc<C> &acc, float *red, int token0, uint32_t m, c
 				}
 			}
 		}
-	}
-}
-
-/* What the output side of a token needs beside its sums; loaded while those are on their way. */
-struct gemv_out {
-	row_out row;
-	float4 bias;
-	uint2 svh;
-	uint32_t n;
-};
-
-EXL3_DEV gemv_out gemv_prepare(const gemv_args &a, const gemv_shard &s, uint32_t strip,
-			       uint32_t token, uint32_t lane)
-{
-	gemv_out o;
-
-	o.n = (strip - s.strip) * 128 + 4 * lane;
-	o.svh = *(const uint2 *)(s.svh + o.n);
-	o.bias = s.bias ? *(const float4 *)(s.bias + o.n) : make_float4(0, 0, 0, 0);
-	o.row = row_target(a.r, token);
-	return o;
-}
-
-/* Output side of one token of a strip, by a warp; v: the strip's columns 4 * lane .. + 3. */
-EXL3_DEV void gemv_output(const gemv_out &o, const gemv_shard &s, float (&v)[4])
-{
-	had_warp(v);
-	v[0] = v[0] * HAD_OUT_SCALE * half_bits(o.svh.x & 0xffff) + o.bias.x;
-	v[1] = v[1] * HAD_OUT_SCALE * half_bits(o.svh.x >> 16) + o.bias.y;
-	v[2] = v[2] * HAD_OUT_SCALE * half_bits(o.svh.y & 0xffff) + o.bias.z;
-	v[3] = v[3] * HAD_OUT_SCALE * half_bits(o.svh.y >> 16) + o.bias.w;
-	if (o.row.stored)
-		store_four(o.row, s.base_stored + o.n, s.base_stored + s.nt * 16, v);
-	else
-		store_four(o.row, s.base_log + o.n, s.base_log + s.n_log, v);
-}
-
-/*
- * A strip's sums over all warps, then over blocks. @lo: where the block's part of the strip begins;
- * @owner: the block's range reaches the end of the strip.
- */
-template <class C>
-EXL3_DEV void gemv_reduce(const gemv_args &a, const gemv_shard &s, uint32_t strip, const float *red,
-			  uint32_t token0, uint32_t lo, bool owner)
-{
-	constexpr int BATCH = 4; /* slots asked for at a time */
-	uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-
-	keep(warp);
-	keep(lane);
-	const uint32_t tokens = min(a.m - token0, (uint32_t)C::RED);
-	const uint32_t part = min(a.m, (uint32_t)C::RED) * C::ROW;
-	const uint32_t half = 4 * lane / (C::NT * 16), col = 4 * lane % (C::NT * 16);
-	const uint32_t first = strip * a.kt;
-	const size_t stride = (size_t)a.m * 128;
-	uint32_t c = blockIdx.x;
-
-	/* Blocks below this one that hold earlier parts of the strip. */
-	if (owner && lo > first)
-		do
-			c--;
-		while (gemv_begin(a, c) > first);
-#pragma unroll 1
-	for (uint32_t t = warp; t < tokens; t += C::WARPS) {
-		const uint32_t token = token0 + t;
-		uint32_t *slot = a.slots + token * 128 + 4 * lane;
-		uint4 w[BATCH];
-		gemv_out out;
-		float v[4] = {0, 0, 0, 0};
-
-		if (owner)
-			out = gemv_prepare(a, s, strip, token, lane);
-#pragma unroll 4
-		for (int kg = 0; kg < C::KG; kg++) {
-			const float4 r = *(const float4 *)(red + (kg * C::HALVES + half) * part +
-							   t * C::ROW + col);
-
-			v[0] += r.x;
-			v[1] += r.y;
-			v[2] += r.z;
-			v[3] += r.w;
-		}
-		if (a.ablate & ABLATE_REDUCE) {
-			if (v[0] == 1.2345f)
-				a.slots[0] = 0;
-			continue;
-		}
-		if (!owner) {
-			slot_send(slot + blockIdx.x * stride, v);
-			continue;
-		}
-		/* In ascending order of blocks. */
-#pragma unroll
-		for (int i = 0; i < BATCH; i++)
-			if (c + i < blockIdx.x)
-				w[i] = load_relaxed(slot + (c + i) * stride);
-#pragma unroll
-		for (int i = 0; i < BATCH; i++)
-			if (c + i < blockIdx.x)
-				slot_add(slot + (c + i) * stride, w[i], v);
-#pragma unroll 1
-		for (uint32_t d = c + BATCH; d < blockIdx.x; d++)
-			slot_add(slot + d * stride, load_relaxed(slot + d * stride), v);
-		__syncwarp();
-		gemv_output(out, s, v);
 	}
 }
 
