@@ -293,7 +293,7 @@ $(BUILD)/fuzz/%: tests/fuzz/%.c fuzz-libs
 cuda: $(if $(NVCC),$(BUILD)/exl3-cuda.so $(GPU_TESTS:%.cu=$(BUILD)/%) $(GPU_BENCH:%.cu=$(BUILD)/%),no-nvcc) ## kernels, tests and benchmarks for CUDA_ARCHS
 # One instance of every family and everything that is not an instance: minutes, not an hour.
 CUDA_SMOKE := $(filter-out kernels/cuda/inst/%,$(CUDA_SRC)) \
-	$(wildcard $(addprefix kernels/cuda/inst/,gemm_r8_cb1.cu gemv_r08.cu mla_bf16.cu mla_wide.cu moe_r8.cu))
+	$(wildcard $(addprefix kernels/cuda/inst/,gemm_r8_cb1.cu gemm_candidate_r8_cb1.cu gemm_unpack_cb1.cu gemv_r08.cu mla_bf16.cu mla_wide.cu moe_r8.cu))
 cuda-smoke: $(CUDA_SMOKE:%.cu=$(BUILD)/obj/%.cu.o) ## compile a part of the CUDA code that stands for all of it
 .PHONY: cuda-smoke
 

@@ -152,11 +152,21 @@ bool gemm_next_group(const struct exl3_cuda_linear *a, const gemm_plan &p, uint3
 struct variant {
 	uint32_t tn, wk, blocks;
 };
-#define VARIANT(name, tn, wk, blocks, group) {tn, wk, blocks},
-static const variant variants[EXL3_GEMM_NR] = {EXL3_GEMM_VARIANTS(VARIANT)};
+#define VARIANT(name, tn, wk, blocks, ...) {tn, wk, blocks},
+static const variant variants[EXL3_GEMM_NR] = {EXL3_GEMM_VARIANTS(VARIANT)
+						       EXL3_GEMM_CANDIDATES(VARIANT)};
+
+#define IS_CANDIDATE(name, ...) || variant == EXL3_GEMM_##name
+static bool is_candidate(int variant)
+{
+	return false EXL3_GEMM_CANDIDATES(IS_CANDIDATE);
+}
 
 static exl3_gemm_entry entry_of(uint32_t rate2, uint32_t codebook, int variant)
 {
+	if (is_candidate(variant))
+		return rate2 == 8 && codebook == EXL3_CB_MCG ? exl3_gemm_candidate_r8_cb1(variant)
+							     : exl3_gemm_entry();
 #define RATE(r, cb)                       \
 	if (rate2 == r && codebook == cb) \
 		return exl3_gemm_r##r##_cb##cb(variant);
@@ -285,7 +295,7 @@ static int auto_launch(const struct exl3_cuda_linear *a, cudaStream_t stream)
 
 } // namespace exl3
 
-#define DEFINE(name, tn, wk, blocks, group)                                             \
+#define DEFINE(name, ...)                                                               \
 	static bool supports_##name(const struct exl3_cuda_linear *a)                   \
 	{                                                                               \
 		return exl3::sm90_supports(a, EXL3_GEMM_##name);                        \
@@ -299,8 +309,9 @@ static int auto_launch(const struct exl3_cuda_linear *a, cudaStream_t stream)
 		return exl3::sm90_launch(a, EXL3_GEMM_##name, stream);                  \
 	}
 EXL3_GEMM_VARIANTS(DEFINE)
+EXL3_GEMM_CANDIDATES(DEFINE)
 
-#define ENTRY(name, tn, wk, blocks, group) \
+#define ENTRY(name, ...) \
 	{"wgmma_" #name, supports_##name, ws_bytes_##name, launch_##name},
 const struct exl3_cuda_linear_kernel exl3_cuda_gemm_kernels[] = {
 	{"gemm", exl3::auto_supports, exl3::auto_ws_bytes, exl3::auto_launch},
@@ -309,5 +320,6 @@ const struct exl3_cuda_linear_kernel exl3_cuda_gemm_kernels[] = {
 	{"f16_library", exl3_gemm_f16_supports, exl3_gemm_f16_ws_bytes, exl3_gemm_f16_launch},
 	{"f16_library_wgmma", exl3_gemm_f16_wgmma_supports, exl3_gemm_f16_ws_bytes,
 	 exl3_gemm_f16_wgmma_launch},
+	EXL3_GEMM_CANDIDATES(ENTRY)
 	{},
 };

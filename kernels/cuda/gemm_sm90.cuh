@@ -15,12 +15,16 @@
  *
  * Two sets of A registers: the decode of one step runs beside the wgmma of the step before. The trellis
  * of the first stages is fetched while the input transform still runs (programmatic launch).
+ *
+ * Two other ways through a stage: LOOP_PACKED is the same with a decode that takes fewer instructions
+ * (decode_packed() leaves out masks that its multipliers do not need). LOOP_TURNS: gemm_turns.cuh.
  */
 #ifndef EXL3_CUDA_GEMM_SM90_CUH
 #define EXL3_CUDA_GEMM_SM90_CUH
 
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/gemm_decode.cuh"
+#include "kernels/cuda/gemm_turns.cuh"
 #include "kernels/cuda/gemm_variants.h"
 #include "kernels/cuda/wgmma.cuh"
 
@@ -47,6 +51,7 @@ template <int RATE2, int TN, int WK, int BLOCKS> struct gemm_shape {
 	static constexpr int FIT = (BUDGET - FIXED - 256) / STAGE;
 	static constexpr int STAGES = FIT > 12 ? 12 : FIT;
 	static constexpr int BYTES = FIXED + STAGES * STAGE + 16 * STAGES + 8;
+	static constexpr int BYTES_TURNS = BYTES + 8 * 2 * WK;
 
 	static_assert(STAGES >= 3, "too little shared memory for a pipeline");
 	static_assert(TN * 128 % 1024 == 0, "a wgmma operand begins at a multiple of 1024 bytes");
@@ -120,7 +125,7 @@ static __device__ __forceinline__ void gemm_produce(const gemm_args &a, uint32_t
 	}
 }
 
-template <int RATE2, int CB, int TN, int WK, int BLOCKS, int GROUP>
+template <int RATE2, int CB, int TN, int WK, int BLOCKS, int GROUP, int LOOP = LOOP_PLAIN>
 __global__ void __launch_bounds__((gemm_shape<RATE2, TN, WK, BLOCKS>::THREADS), BLOCKS)
 	gemm_sm90(const __grid_constant__ gemm_args a)
 {
@@ -128,7 +133,7 @@ __global__ void __launch_bounds__((gemm_shape<RATE2, TN, WK, BLOCKS>::THREADS), 
 	using S = gemm_shape<RATE2, TN, WK, BLOCKS>;
 	extern __shared__ __align__(1024) uint8_t stages[];
 	gemm_epilogue<TN> &e = *(gemm_epilogue<TN> *)(stages + S::STAGES * S::STAGE);
-	/* 8-byte words behind the epilogue's: full[STAGES], empty[STAGES]. */
+	/* 8-byte words behind the epilogue's: full[STAGES], empty[STAGES], with LOOP_TURNS a turn per group. */
 	const uint32_t full = (smem_addr(&e) + (uint32_t)sizeof(e) + 7) & ~7u;
 	const uint32_t empty = full + 8 * S::STAGES;
 	const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -138,6 +143,8 @@ __global__ void __launch_bounds__((gemm_shape<RATE2, TN, WK, BLOCKS>::THREADS), 
 			mbar_init(full + 8 * i, 1);
 			mbar_init(empty + 8 * i, S::CONSUMERS);
 		}
+		if constexpr (LOOP == LOOP_TURNS)
+			turns<2 * WK>::init(empty + 8 * S::STAGES);
 		mbar_init_fence();
 	}
 	__syncthreads();
@@ -161,6 +168,7 @@ __global__ void __launch_bounds__((gemm_shape<RATE2, TN, WK, BLOCKS>::THREADS), 
 	uint32_t s = 0, parity = 0;
 	float d[TN / 2];
 
+	turns<2 * WK> turn(empty + 8 * S::STAGES, warp >> 2); /* LOOP_TURNS */
 	grid_wait();
 	while (walk_next(a, walk, seg)) {
 		const gemm_ahead ahead = gemm_look_ahead<TN>(a, seg.tile, threadIdx.x & 255);
@@ -173,6 +181,18 @@ __global__ void __launch_bounds__((gemm_shape<RATE2, TN, WK, BLOCKS>::THREADS), 
 		for (uint32_t step = seg.begin; step < seg.end; step++) {
 			const uint32_t *w = w0 + s * (S::STAGE / 4);
 			const uint32_t desc_lo = desc_lo0 + s * (S::STAGE / 16);
+
+			if constexpr (LOOP == LOOP_TURNS) {
+				mbar_wait(full + 8 * s, parity);
+				turns_stage<RATE2, CB, TN, 2 * WK>(w, desc_hi, desc_lo, turn, lane, d);
+				if (lane == 0)
+					mbar_arrive(empty + 8 * s);
+				if (++s == S::STAGES) {
+					s = 0;
+					parity ^= 1;
+				}
+				continue;
+			}
 			uint32_t frag[2][GROUP][4], v[GROUP][run<RATE2>::NV];
 
 			mbar_wait(full + 8 * s, parity);
@@ -183,7 +203,11 @@ __global__ void __launch_bounds__((gemm_shape<RATE2, TN, WK, BLOCKS>::THREADS), 
 			for (int g = 0; g < 4 / GROUP; g++) {
 #pragma unroll
 				for (int i = 0; i < GROUP; i++)
-					decode_a<RATE2, CB>(v[i], frag[g & 1][i]);
+					if constexpr (LOOP == LOOP_PACKED)
+						decode_packed<RATE2, CB, CB == CB_MUL1 ? 0 : 1>(
+							v[i], frag[g & 1][i]);
+					else
+						decode_a<RATE2, CB>(v[i], frag[g & 1][i]);
 				/* The next words arrive while the wgmma before is waited for. */
 				if (g + 1 < 4 / GROUP)
 #pragma unroll
@@ -211,7 +235,7 @@ __global__ void __launch_bounds__((gemm_shape<RATE2, TN, WK, BLOCKS>::THREADS), 
 		}
 		wgmma_wait<0>();
 		wgmma_hold(d);
-		if (lane == 0)
+		if (LOOP != LOOP_TURNS && lane == 0)
 			mbar_arrive(empty + 8 * before);
 		gemm_finish<TN, S::CONSUMERS>(a, e, seg, ahead, d, warp, lane);
 	}
@@ -236,5 +260,10 @@ __global__ void __launch_bounds__((gemm_shape<RATE2, TN, WK, BLOCKS>::THREADS), 
 		}                                                       \
 		return {};                                              \
 	}
+#define EXL3_GEMM_CANDIDATE(name, tn, wk, blocks, group, loop)                                 \
+	case EXL3_GEMM_##name:                                                                 \
+		return {(const void *)exl3::gemm_sm90<RATE2, CB, tn, wk, blocks, group, exl3::loop>, \
+			exl3::gemm_shape<RATE2, tn, wk, blocks>::BYTES_TURNS,                  \
+			exl3::gemm_shape<RATE2, tn, wk, blocks>::THREADS};
 
 #endif
