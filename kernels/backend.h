@@ -9,7 +9,8 @@
  *
  * Thread safety: open, close, slab and arena calls from any thread, one at a time per device;
  * submit and poll from one thread (the worker's loop), never blocking. A track is used by one thread at a
- * time; different tracks at once, and beside submit().
+ * time; different tracks at once, and beside submit(). Plans are made and freed as slabs are, and submitted and
+ * aborted by the thread of submit().
  */
 #ifndef EXL3_KERNELS_BACKEND_H
 #define EXL3_KERNELS_BACKEND_H
@@ -27,6 +28,7 @@ extern "C" {
 
 struct exl3_dev;
 struct exl3_track;
+struct exl3_dev_plan;
 
 #define EXL3_CPU_DEVICES_MAX 8 /* ordinals of the cpu backend: parts of one machine */
 
@@ -230,6 +232,26 @@ struct exl3_track_options {
 	bool deterministic;
 };
 
+/*
+ * A call of a plan. Words are device addresses in memory that the daemon made for the client (an arena), 4-byte
+ * aligned; their values are epochs, which a client may write as it likes without harm to anybody else.
+ */
+struct exl3_dev_plan_call {
+	const struct exl3_work *work; /* as for track_run(); with all it points to read by plan_new() only */
+	uint64_t *skipped;     /* [work->nr_rows] host or NULL: set before a replay's exl3_done */
+	const uint32_t *ready; /* the call begins when (int32_t)(*ready - epoch) >= 0; NULL: after the call before it */
+	int32_t *result;       /* then written before done: 0, -ETIMEDOUT, -ECANCELED; or NULL: a failed call writes no done */
+	uint32_t *done;        /* epoch, with release order behind the results; or NULL */
+};
+
+#define EXL3_DEV_PLAN_CALLS 2048u /* calls, and entries of all their works */
+
+struct exl3_dev_plan_options {
+	uint64_t workspace_bytes; /* 0 = default */
+	bool deterministic;
+	bool one_process;         /* cuda, also without MPS: who signals is in this process */
+};
+
 struct exl3_backend_ops {
 	const char *name; /* also the config key: "cpu", "cuda" */
 	/* Devices here, 0 if none (err says why), or a negative errno. Opens libraries, no context. The cpu
@@ -324,11 +346,35 @@ struct exl3_backend_ops {
 	 * wait for a copy, never for works. 0 or -EIO. */
 	int (*track_skipped)(struct exl3_track *track, uint64_t *ret);
 
+	/*
+	 * A plan: calls in a row that the device runs again and again without the host between them. Optional (NULL):
+	 * then the caller submits them one after the other. Waits are the device's; each is for the client's word, the
+	 * replay's deadline or plan_abort(), and holds up neither submit() nor another plan.
+	 * plan_new() takes milliseconds: not on the loop. -EINVAL (too many calls), -EPERM (no MPS: a client's
+	 * kernels would not run beside the waiting one), -ENOSPC (too many plans), -EOPNOTSUPP, -ENOMEM, -EIO.
+	 */
+	int (*plan_new)(struct exl3_dev *dev, const struct exl3_dev_plan_call *calls, uint32_t nr,
+			const struct exl3_dev_plan_options *opt, struct exl3_dev_plan **ret, struct exl3_error *err);
+	struct exl3_dev_plan *(*plan_free)(struct exl3_dev_plan *plan); /* not while it runs; NULL allowed */
+	/*
+	 * Begins a replay, with @wait_ns for all its waits together, from when the device has come to it. One at a time
+	 * for each plan: -EBUSY. -EAGAIN: as many as the device can have waiting run already; nothing happened. Ends
+	 * as a work does, through poll() with @tag: 0, -ETIMEDOUT or -ECANCELED (from where it failed every call has that
+	 * result, and its y is undefined), -EAGAIN (time was up, or it was aborted, before the first call's word was there:
+	 * no word of the client was written, the same epoch may be submitted again), -EIO (device lost: words may say
+	 * anything).
+	 */
+	int (*plan_submit)(struct exl3_dev_plan *plan, uint32_t epoch, uint64_t wait_ns, void *tag);
+	/* The replay that runs, if one does, waits no more. It still ends through poll(), perhaps well. */
+	void (*plan_abort)(struct exl3_dev_plan *plan);
+	/* The call at which the last replay failed, once it has ended. */
+	uint32_t (*plan_failed_call)(const struct exl3_dev_plan *plan);
+
 	const struct exl3_kernel *kernels; /* ends with a NULL name */
 };
 
 /* Grows with every change of the structs above: a plugin of another version is not used. */
-#define EXL3_BACKEND_ABI 5u
+#define EXL3_BACKEND_ABI 6u
 
 extern const struct exl3_backend_ops exl3_backend_cpu;
 

@@ -17,6 +17,8 @@ struct exl3_executor {
 	bool started;
 	uint64_t spin_ns;
 	int event_fd; /* owned; written by the executor, read by the loop */
+	struct exl3_executor *wake;   /* whose armed and event_fd count for what we finish: ourselves, or the one joined */
+	struct exl3_executor *joined; /* atomic: the one that joined us, or NULL; borrowed */
 
 	/* Work ring: the tail is the loop's, the head the executor's: @accepted tells the loop what it needs to
 	 * know. */
@@ -33,9 +35,9 @@ struct exl3_executor {
 	struct exl3_done done[EXL3_EXECUTOR_QUEUE];
 };
 
-static void futex_wait(uint32_t *word, uint32_t value)
+static void futex_wait(uint32_t *word, uint32_t value, const struct timespec *limit)
 {
-	syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+	syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, limit, NULL, 0);
 }
 
 static void futex_wake(uint32_t *word)
@@ -72,7 +74,7 @@ static bool next_work(struct exl3_executor *ex, uint32_t head)
 		__atomic_store_n(&ex->asleep, 1, __ATOMIC_SEQ_CST);             /* E0 */
 		tail = __atomic_load_n(&ex->work_tail, __ATOMIC_SEQ_CST);
 		if (tail == head && !__atomic_load_n(&ex->stop, __ATOMIC_SEQ_CST))
-			futex_wait(&ex->asleep, 1);
+			futex_wait(&ex->asleep, 1, NULL);
 		__atomic_store_n(&ex->asleep, 0, __ATOMIC_SEQ_CST);
 		until = exl3_now_ns() + ex->spin_ns;
 	}
@@ -104,6 +106,17 @@ static void *executor_main(void *arg)
 	}
 }
 
+void exl3_executor_nap(struct exl3_executor *ex, uint64_t ns)
+{
+	const struct timespec limit = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+
+	__atomic_store_n(&ex->asleep, 1, __ATOMIC_SEQ_CST);                     /* E0 */
+	if (__atomic_load_n(&ex->work_tail, __ATOMIC_SEQ_CST) == ex->work_head &&
+	    !__atomic_load_n(&ex->stop, __ATOMIC_SEQ_CST))
+		futex_wait(&ex->asleep, 1, &limit);
+	__atomic_store_n(&ex->asleep, 0, __ATOMIC_SEQ_CST);
+}
+
 bool exl3_executor_more(const struct exl3_executor *ex)
 {
 	return __atomic_load_n(&ex->work_tail, __ATOMIC_RELAXED) - ex->work_head > 1;
@@ -111,14 +124,15 @@ bool exl3_executor_more(const struct exl3_executor *ex)
 
 void exl3_executor_done(struct exl3_executor *ex, void *tag, int result, uint64_t exec_ns)
 {
+	struct exl3_executor *wake = ex->wake;
 	uint32_t tail = ex->done_tail;
 	const uint64_t one = 1;
 
 	ex->done[tail & (EXL3_EXECUTOR_QUEUE - 1)] = (struct exl3_done){tag, result, exec_ns};
 	__atomic_store_n(&ex->done_tail, tail + 1, __ATOMIC_SEQ_CST);           /* E1 */
-	if (__atomic_load_n(&ex->armed, __ATOMIC_SEQ_CST) &&
-	    __atomic_exchange_n(&ex->armed, 0, __ATOMIC_SEQ_CST)) {
-		ssize_t n = write(ex->event_fd, &one, sizeof(one));
+	if (__atomic_load_n(&wake->armed, __ATOMIC_SEQ_CST) &&
+	    __atomic_exchange_n(&wake->armed, 0, __ATOMIC_SEQ_CST)) {
+		ssize_t n = write(wake->event_fd, &one, sizeof(one));
 
 		(void)n; /* our own non-blocking eventfd: full means it is readable already */
 	}
@@ -158,14 +172,22 @@ int exl3_executor_event_fd(struct exl3_executor *ex)
 	return ex->event_fd;
 }
 
+void exl3_executor_join(struct exl3_executor *ex, struct exl3_executor *to)
+{
+	ex->wake = to;
+	__atomic_store_n(&to->joined, ex, __ATOMIC_RELEASE);
+}
+
 bool exl3_executor_arm(struct exl3_executor *ex)
 {
+	const struct exl3_executor *joined = __atomic_load_n(&ex->joined, __ATOMIC_ACQUIRE);
 	uint64_t count;
 	ssize_t n = read(ex->event_fd, &count, sizeof(count)); /* leaves it unreadable */
 
 	(void)n;
 	__atomic_store_n(&ex->armed, 1, __ATOMIC_SEQ_CST);                      /* E1 */
-	if (__atomic_load_n(&ex->done_tail, __ATOMIC_SEQ_CST) == ex->done_head)
+	if (__atomic_load_n(&ex->done_tail, __ATOMIC_SEQ_CST) == ex->done_head &&
+	    (!joined || __atomic_load_n(&joined->done_tail, __ATOMIC_SEQ_CST) == joined->done_head))
 		return true;
 	__atomic_store_n(&ex->armed, 0, __ATOMIC_SEQ_CST);
 	return false;
@@ -196,6 +218,7 @@ int exl3_executor_new(const struct exl3_executor_ops *ops, void *arg, uint64_t s
 	if (!ex)
 		return exl3_errf(err, -ENOMEM, "executor: out of memory");
 	*ex = (struct exl3_executor){.ops = ops, .arg = arg, .spin_ns = spin_ns, .event_fd = -1};
+	ex->wake = ex;
 	ex->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (ex->event_fd < 0) {
 		code = exl3_errf(err, -errno, "executor: eventfd: %m");

@@ -47,6 +47,13 @@ int exl3_executor_poll(struct exl3_executor *ex, struct exl3_done *done, unsigne
 int exl3_executor_event_fd(struct exl3_executor *ex);
 bool exl3_executor_arm(struct exl3_executor *ex); /* true: nothing to poll, the fd will be written */
 
+/* Loop thread, before @ex has work: what @ex finishes wakes the loop through @to's fd, armed by exl3_executor_arm(@to).
+ * One for each @to. @ex is freed first, when nobody arms @to any more. */
+void exl3_executor_join(struct exl3_executor *ex, struct exl3_executor *to);
+
+/* Executor thread, in progress(): sleeps for @ns at most, or until there is more work. */
+void exl3_executor_nap(struct exl3_executor *ex, uint64_t ns);
+
 /* Executor thread, in begin(): does more work wait behind this one? */
 bool exl3_executor_more(const struct exl3_executor *ex);
 

@@ -623,5 +623,6 @@ const struct exl3_backend_ops exl3_backend_cpu = {
 	.track_free = cpu_track_free,
 	.track_run = cpu_track_run,
 	.track_skipped = cpu_track_skipped,
+	.plan_new = NULL, /* the host is between two calls anyway */
 	.kernels = cpu_kernels,
 };

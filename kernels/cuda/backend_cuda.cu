@@ -254,6 +254,7 @@ static struct exl3_dev *cuda_close(struct exl3_dev *dev)
 {
 	if (!dev)
 		return NULL;
+	exl3_cuda_plans_close(dev);
 	dev->exec = exl3_executor_free(dev->exec);
 	cudaSetDevice(dev->ordinal);
 	if (dev->place.stream)
@@ -410,7 +411,9 @@ static int cuda_submit(struct exl3_dev *dev, const struct exl3_work *work)
 
 static int cuda_poll(struct exl3_dev *dev, struct exl3_done *done, unsigned max)
 {
-	return exl3_executor_poll(dev->exec, done, max);
+	int n = exl3_executor_poll(dev->exec, done, max);
+
+	return n < (int)max ? n + exl3_cuda_plans_poll(dev, done + n, max - (unsigned)n) : n;
 }
 
 static int cuda_event_fd(struct exl3_dev *dev)
@@ -485,5 +488,10 @@ const struct exl3_backend_ops exl3_backend_cuda = {
 	exl3_cuda_track_free,
 	exl3_cuda_track_run,
 	exl3_cuda_track_skipped,
+	exl3_cuda_plan_new,
+	exl3_cuda_plan_free,
+	exl3_cuda_plan_submit,
+	exl3_cuda_plan_abort,
+	exl3_cuda_plan_failed_call,
 	exl3_cuda_kernel_table,
 };

@@ -80,6 +80,7 @@ struct exl3_cuda_slab_entry {
 };
 
 struct ipc_open; /* import.cu */
+struct exl3_cuda_plans; /* plan.cu */
 
 /*
  * Where works run: what they take from a stream. submit() has one, the device's own, for all its works, and each
@@ -121,6 +122,7 @@ struct exl3_dev {
 	struct ipc_open *ipc;
 	struct exl3_cuda_slab_entry *slabs;
 	struct exl3_executor *exec; /* owned */
+	struct exl3_cuda_plans *plans; /* owned, atomic, or NULL: plan.cu */
 	bool lost;             /* executor thread only: a device error was seen */
 	uint32_t head, tail;   /* executor thread only: slots in flight, oldest at head */
 	uint32_t seq;          /* executor thread only: of the last work begun */
@@ -177,6 +179,23 @@ int exl3_cuda_track_run(struct exl3_track *track, const struct exl3_work *work, 
 int exl3_cuda_track_skipped(struct exl3_track *track, uint64_t *ret);
 /* [EXL3_CUDA_ENTRIES] in device memory, borrowed: kernels of the track's works add to entry i's. */
 uint64_t *exl3_cuda_track_counters(struct exl3_track *track);
+/* EXL3_CUDA_TRACK_EXTRA bytes of device memory behind them, for the track's owner. */
+#define EXL3_CUDA_TRACK_EXTRA 256u
+void *exl3_cuda_track_extra(struct exl3_track *track);
+
+/* plan.cu; contracts in kernels/backend.h */
+int exl3_cuda_plan_new(struct exl3_dev *dev, const struct exl3_dev_plan_call *calls, uint32_t nr,
+		       const struct exl3_dev_plan_options *opt, struct exl3_dev_plan **ret, struct exl3_error *err);
+struct exl3_dev_plan *exl3_cuda_plan_free(struct exl3_dev_plan *plan);
+int exl3_cuda_plan_submit(struct exl3_dev_plan *plan, uint32_t epoch, uint64_t wait_ns, void *tag);
+void exl3_cuda_plan_abort(struct exl3_dev_plan *plan);
+uint32_t exl3_cuda_plan_failed_call(const struct exl3_dev_plan *plan);
+/* Results of plans, as exl3_executor_poll(). */
+int exl3_cuda_plans_poll(struct exl3_dev *dev, struct exl3_done *done, unsigned max);
+/* Ends the plans' executor: before dev->exec is freed. */
+void exl3_cuda_plans_close(struct exl3_dev *dev);
+/* What a step of plan.cuh may cost beside other kernels: registers, threads, shared memory; for its check. */
+const void *exl3_cuda_plan_kernel(void);
 
 /* -EIO with the CUDA error's name and text, or 0. */
 int exl3_cuda_err(struct exl3_error *err, cudaError_t e, const char *what);

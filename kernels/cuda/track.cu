@@ -6,7 +6,7 @@
  * it needs lies in memory that the host uses again: shapes and addresses are arguments of its kernels, row tables
  * are written by a kernel from its arguments (lower_table.cu), and the rest is the track's own device memory:
  *
- *   [ workspace: zero words | scratch, staged rows ]  [ one row table ]  [ counters of invalid ids ]
+ *   [ workspace: zero words | scratch, staged rows ]  [ one row table ]  [ counters of invalid ids ]  [ the owner's ]
  *
  * Device memory is VMM memory: to give it back waits for nobody, while cudaFree() would wait for kernels that
  * wait for a client (tests/gpu/facts/blocking.cu).
@@ -122,7 +122,8 @@ int exl3_cuda_track_new(struct exl3_dev *dev, const struct exl3_track_options *o
 	if (t->place.ws_bytes < 4 * (size_t)EXL3_CUDA_WS_ZERO)
 		t->place.ws_bytes = 4 * (size_t)EXL3_CUDA_WS_ZERO;
 	t->place.ws_bytes = (t->place.ws_bytes + 255) / 256 * 256;
-	code = exl3_cuda_vmm_size(dev, t->place.ws_bytes + table + EXL3_CUDA_ENTRIES * sizeof(uint64_t), &t->size, err);
+	code = exl3_cuda_vmm_size(dev, t->place.ws_bytes + table + EXL3_CUDA_ENTRIES * sizeof(uint64_t) + EXL3_CUDA_TRACK_EXTRA,
+				   &t->size, err);
 	if (!code)
 		code = map(t, err);
 	if (!code) {
@@ -195,4 +196,9 @@ int exl3_cuda_track_skipped(struct exl3_track *t, uint64_t *ret)
 uint64_t *exl3_cuda_track_counters(struct exl3_track *t)
 {
 	return t->slot.skipped_dev;
+}
+
+void *exl3_cuda_track_extra(struct exl3_track *t)
+{
+	return t->slot.skipped_dev + EXL3_CUDA_ENTRIES;
 }
