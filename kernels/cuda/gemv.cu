@@ -14,16 +14,17 @@ namespace exl3
 
 extern const gemv_instance gemv_rate_2[], gemv_rate_3[], gemv_rate_4[], gemv_rate_5[],
 	gemv_rate_6[], gemv_rate_7[], gemv_rate_8[], gemv_rate_10[], gemv_rate_12[], gemv_rate_14[],
-	gemv_rate_16[];
+	gemv_rate_16[], gemv_candidate_8[];
 
 static const gemv_instance *const gemv_lists[] = {
 	gemv_rate_2, gemv_rate_3,  gemv_rate_4,  gemv_rate_5,  gemv_rate_6, gemv_rate_7,
-	gemv_rate_8, gemv_rate_10, gemv_rate_12, gemv_rate_14, gemv_rate_16};
+	gemv_rate_8, gemv_rate_10, gemv_rate_12, gemv_rate_14, gemv_rate_16, gemv_candidate_8};
 
 enum gemv_mode {
 	MODE_AUTO,
 	MODE_FUSED = 1,
 	MODE_SHARED = 2,
+	MODE_SHARED_BESIDE = 6, /* shared, made by gemv_image_beside() */
 };
 
 /* Shared memory of a block: an SM's, by compute capability, less 1 KiB per block for the system. */
@@ -41,6 +42,24 @@ static __global__ void __launch_bounds__(128) gemv_image_kernel(const __grid_con
 		gemv_transform(a, a.shard[blockIdx.y].suh, a.kt / 8,
 			       a.image + (size_t)blockIdx.y * a.kt * (a.image_n ? a.image_n : a.m) * 8,
 			       blockIdx.x * 4 + (threadIdx.x >> 5), gridDim.x * 4);
+}
+
+enum { BESIDE_WARPS = 2 }; /* of a block: few, so that it fits an SM beside a block of the main kernel */
+
+/*
+ * The same, launched so that both kernels can be on an SM at a time: small blocks, and the same division of the SM's
+ * memory (shared against L1) as the main kernel's; else neither starts where the other still runs.
+ */
+static __global__ void __launch_bounds__(BESIDE_WARPS * 32)
+	gemv_image_beside(const __grid_constant__ gemv_args a)
+{
+	gemv_touch(a);
+	grid_launch_dependents();
+	grid_wait();
+	if (!(a.ablate & ABLATE_TRANSFORM))
+		gemv_transform(a, a.shard[blockIdx.y].suh, a.kt / 8,
+			       a.image + (size_t)blockIdx.y * a.kt * (a.image_n ? a.image_n : a.m) * 8,
+			       blockIdx.x * BESIDE_WARPS + (threadIdx.x >> 5), gridDim.x * BESIDE_WARPS);
 }
 
 struct gemv_plan {
@@ -201,6 +220,14 @@ static uint32_t gemv_gather(const struct exl3_cuda_linear *a, uint32_t from, boo
 	return nr;
 }
 
+/* What gemv_lean.cuh takes for granted: one shard, two steps for every warp. */
+static bool lean_fits(const gemv_args &g, const gemv_plan &p, uint32_t strips, uint32_t k)
+{
+	const uint32_t positions = strips * (k / 16) / p.inst->k_tiles;
+
+	return g.nr_shards == 1 && positions / p.blocks >= 2u * p.inst->kg;
+}
+
 static bool gemv_supports(const struct exl3_cuda_linear *a, int variant, int mode)
 {
 	bool done[EXL3_CUDA_SHARDS_MAX] = {};
@@ -214,8 +241,10 @@ static bool gemv_supports(const struct exl3_cuda_linear *a, int variant, int mod
 	for (uint32_t s = 0; s < a->nr_shards; s++) {
 		if (done[s])
 			continue;
-		gemv_gather(a, s, done, &g, &strips);
+		g.nr_shards = (uint16_t)gemv_gather(a, s, done, &g, &strips);
 		if (gemv_choose(a, &a->shard[s], strips, variant, mode, &plan))
+			return false;
+		if (variant == VARIANT_LEAN && !lean_fits(g, plan, strips, a->shard[s].k))
 			return false;
 	}
 	return true;
@@ -242,6 +271,25 @@ static cudaError_t gemv_launch_one(const void *kernel, dim3 grid, uint32_t threa
 	cfg.attrs = &attr;
 	cfg.numAttrs = programmatic ? 1 : 0;
 	return cudaLaunchKernelExC(&cfg, kernel, params);
+}
+
+/* Launches the kernel that makes the image. */
+static cudaError_t gemv_launch_image(gemv_args *g, bool beside, bool programmatic, cudaStream_t stream)
+{
+	const uint32_t steps = (g->kt / 8 * g->m + 7) / 8;
+
+	if (!beside)
+		return gemv_launch_one((const void *)gemv_image_kernel, dim3((steps + 3) / 4, g->nr_shards),
+				       128, 0, programmatic, g, stream);
+	const cudaError_t e = cudaFuncSetAttribute((const void *)gemv_image_beside,
+						   cudaFuncAttributePreferredSharedMemoryCarveout,
+						   cudaSharedmemCarveoutMaxShared);
+
+	return e != cudaSuccess
+		       ? e
+		       : gemv_launch_one((const void *)gemv_image_beside,
+					 dim3((steps + BESIDE_WARPS - 1) / BESIDE_WARPS, g->nr_shards),
+					 BESIDE_WARPS * 32, 0, programmatic, g, stream);
 }
 
 static int gemv_launch(const struct exl3_cuda_linear *a, int variant, int mode,
@@ -282,11 +330,7 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int variant, int mode,
 		if (a->ws_bytes < EXL3_CUDA_WS_ZERO + (p.image_blocks ? 0 : gemv_image_bytes(a)))
 			return -ENOMEM;
 		if (!p.image_blocks) {
-			const uint32_t steps = (g.kt / 8 * a->m + 7) / 8;
-
-			e = gemv_launch_one((const void *)gemv_image_kernel,
-					    dim3((steps + 3) / 4, g.nr_shards), 128, 0,
-					    programmatic, &g, stream);
+			e = gemv_launch_image(&g, mode == MODE_SHARED_BESIDE, programmatic, stream);
 			if (e != cudaSuccess)
 				return -EIO;
 			/* Inside the operation, the weights' first loads may overlap the transform. */
@@ -328,5 +372,11 @@ extern "C" const struct exl3_cuda_linear_kernel exl3_cuda_gemv_kernels[] = {
 	GEMV_KERNEL("gemv_w16_fused", VARIANT_W16, MODE_FUSED),
 	GEMV_KERNEL("gemv_w16_shared", VARIANT_W16, MODE_SHARED),
 	GEMV_KERNEL("gemv_wide", VARIANT_WIDE, MODE_SHARED),
+	GEMV_KERNEL("gemv_wide_beside", VARIANT_WIDE, MODE_SHARED_BESIDE),
+	GEMV_KERNEL("gemv_pairs_fused", VARIANT_PAIRS, MODE_FUSED),
+	GEMV_KERNEL("gemv_pairs_shared", VARIANT_PAIRS, MODE_SHARED),
+	GEMV_KERNEL("gemv_lean_fused", VARIANT_LEAN, MODE_FUSED),
+	GEMV_KERNEL("gemv_lean_shared", VARIANT_LEAN, MODE_SHARED),
+	GEMV_KERNEL("gemv_lean_beside", VARIANT_LEAN, MODE_SHARED_BESIDE),
 	{},
 };

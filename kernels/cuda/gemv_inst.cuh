@@ -5,12 +5,21 @@
 #ifndef EXL3_CUDA_GEMV_INST_CUH
 #define EXL3_CUDA_GEMV_INST_CUH
 
+#include "kernels/cuda/gemv_lean.cuh"
 #include "kernels/cuda/gemv_wide.cuh"
 
 namespace exl3
 {
 
-enum gemv_variant { VARIANT_AUTO = -1, VARIANT_W12, VARIANT_W16, VARIANT_WIDE };
+/* The last two by name only, until a GPU has compared them: two k-tiles per step, the same with gemv_lean.cuh. */
+enum gemv_variant {
+	VARIANT_AUTO = -1,
+	VARIANT_W12,
+	VARIANT_W16,
+	VARIANT_WIDE,
+	VARIANT_PAIRS,
+	VARIANT_LEAN,
+};
 
 struct gemv_instance {
 	void (*kernel)(const gemv_args); /* NULL ends a list */
@@ -24,6 +33,13 @@ template <class C> static constexpr gemv_instance gemv_entry(int variant)
 {
 	return {gemv_kernel<C>,   C::RATE2,  C::CB, C::FORM,
 		(uint8_t)variant, C::KG,  C::K_TILES, C::FUSED,
+		gemv_shape_of<C>()};
+}
+
+template <class C> static constexpr gemv_instance lean_entry(int variant)
+{
+	return {lean_kernel<C>,   C::RATE2, C::CB,      C::FORM,
+		(uint8_t)variant, C::KG,    C::K_TILES, C::FUSED,
 		gemv_shape_of<C>()};
 }
 
@@ -65,6 +81,24 @@ template <class C> static constexpr gemv_instance wide_entry(int variant)
 		GEMV_ONE(R, CB_MUL1, VARIANT_W12, FORM_PACKED, 2, GEMV_W12, 0, false), \
 		GEMV_ONE(R, CB_MUL1, VARIANT_W12, FORM_PACKED, 4, GEMV_W8, 0, false),  \
 		GEMV_WIDE(R, CB_MUL1, 0)
+
+#define GEMV_PAIRS_FUSED  8, 2, 12, 3
+#define GEMV_PAIRS_SHARED 8, 2, 12, 2
+#define GEMV_LEAN_(R, CB, FORM, MG, NT, KT, W, S, HX, FUSED) \
+	lean_entry<gemv_cfg<R, CB, FORM, MG, NT, KT, W, S, HX, FUSED>>(VARIANT_LEAN)
+#define GEMV_LEAN(...) GEMV_LEAN_(__VA_ARGS__)
+#define GEMV_CANDIDATES(R)                                                                 \
+	GEMV_ONE(R, CB_MCG, VARIANT_PAIRS, FORM_DUP, 1, GEMV_PAIRS_FUSED, 2, true),        \
+		GEMV_ONE(R, CB_MCG, VARIANT_PAIRS, FORM_DUP, 1, GEMV_PAIRS_SHARED, 2, false), \
+		GEMV_ONE(R, CB_MUL1, VARIANT_PAIRS, FORM_BYTES, 1, GEMV_PAIRS_FUSED, 1, true), \
+		GEMV_LEAN(R, CB_MCG, FORM_DUP, 1, GEMV_PAIRS_FUSED, 2, true),              \
+		GEMV_LEAN(R, CB_MCG, FORM_DUP, 1, GEMV_PAIRS_SHARED, 2, false),            \
+		GEMV_LEAN(R, CB_MUL1, FORM_BYTES, 1, GEMV_PAIRS_FUSED, 1, true)
+#define EXL3_GEMV_CANDIDATES(R)                                                        \
+	namespace exl3                                                                 \
+	{                                                                              \
+	extern const gemv_instance gemv_candidate_##R[] = {GEMV_CANDIDATES(R), {}};    \
+	}
 
 #define EXL3_GEMV_WHOLE(R)                             \
 	namespace exl3                                 \

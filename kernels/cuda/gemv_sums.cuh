@@ -140,6 +140,91 @@ EXL3_DEV void gemv_reduce(const gemv_args &a, const gemv_shard &s, uint32_t stri
 	}
 }
 
+/* A token's sums of all warps, this lane's four columns. */
+template <class C>
+EXL3_DEV void gemv_add_parts(const float *red, uint32_t part, uint32_t t, float (&v)[4])
+{
+	const uint32_t lane = threadIdx.x & 31;
+	const uint32_t half = 4 * lane / (C::NT * 16), col = 4 * lane % (C::NT * 16);
+
+	v[0] = v[1] = v[2] = v[3] = 0.0f;
+#pragma unroll
+	for (int kg = 0; kg < C::KG; kg++) {
+		const float4 r = *(const float4 *)(red + (kg * C::HALVES + half) * part + t * C::ROW +
+						   col);
+
+		v[0] += r.x;
+		v[1] += r.y;
+		v[2] += r.z;
+		v[3] += r.w;
+	}
+}
+
+/*
+ * As gemv_reduce(), same sums in the same order, for few blocks to a strip: slots that are late are asked for again
+ * together, where gemv_reduce() waits for one after the other and so pays a latency for each that is late.
+ */
+template <class C>
+EXL3_DEV void gemv_reduce_together(const gemv_args &a, const gemv_shard &s, uint32_t strip,
+				   const float *red, uint32_t token0, uint32_t lo, bool owner)
+{
+	constexpr uint32_t BATCH = 4;
+	uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+
+	keep(warp);
+	keep(lane);
+	const uint32_t tokens = min(a.m - token0, (uint32_t)C::RED);
+	const uint32_t part = min(a.m, (uint32_t)C::RED) * C::ROW;
+	const uint32_t first = strip * a.kt;
+	const size_t stride = (size_t)a.m * 128;
+	uint32_t c = blockIdx.x;
+
+	if (a.ablate & ABLATE_REDUCE)
+		return;
+	if (owner && lo > first)
+		do
+			c--;
+		while (gemv_begin(a, c) > first);
+#pragma unroll 1
+	for (uint32_t t = warp; t < tokens; t += C::WARPS) {
+		uint32_t *slot = a.slots + (token0 + t) * 128 + 4 * lane;
+		gemv_out out;
+		float v[4];
+
+		if (!owner) {
+			gemv_add_parts<C>(red, part, t, v);
+			slot_send(slot + blockIdx.x * stride, v);
+			continue;
+		}
+		out = gemv_prepare(a, s, strip, token0 + t, lane);
+		gemv_add_parts<C>(red, part, t, v);
+		for (uint32_t d = c; d < blockIdx.x; d += BATCH) {
+			uint4 w[BATCH];
+			bool late = true;
+
+#pragma unroll
+			for (uint32_t i = 0; i < BATCH; i++)
+				w[i] = make_uint4(0, 0, 0, 0);
+			while (late) {
+				late = false;
+#pragma unroll
+				for (uint32_t i = 0; i < BATCH; i++)
+					if (d + i < blockIdx.x && (!w[i].x || !w[i].y || !w[i].z || !w[i].w)) {
+						w[i] = load_relaxed(slot + (d + i) * stride);
+						late = true;
+					}
+			}
+			/* All are there: slot_add() adds and empties, in ascending order of blocks. */
+#pragma unroll
+			for (uint32_t i = 0; i < BATCH; i++)
+				if (d + i < blockIdx.x)
+					slot_add(slot + (d + i) * stride, w[i], v);
+		}
+		__syncwarp();
+		gemv_output(out, s, v);
+	}
+}
+
 #endif /* __CUDACC__ */
 } /* namespace exl3 */
 #endif

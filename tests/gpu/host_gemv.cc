@@ -7,6 +7,7 @@
  */
 #include "tests/gpu/emulate.h"
 
+#include "kernels/cuda/gemv_lean.cuh"
 #include "kernels/cuda/gemv_wide.cuh"
 
 #include <math.h>
@@ -44,7 +45,7 @@ static std::vector<double> hadamard(std::vector<double> v)
 
 static int bad;
 
-template <class C>
+template <class C, bool LEAN = false>
 static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint32_t> ns,
 		  uint32_t m, unsigned blocks, bool weights_first = false)
 {
@@ -121,6 +122,8 @@ static void check(const char *name, uint32_t k, uint32_t k_log, std::vector<uint
 	emu::launch(blocks, C::WARPS * 32, [&] {
 		if constexpr (wide)
 			wide_kernel<C>(a);
+		else if constexpr (LEAN)
+			lean_kernel<C>(a);
 		else
 			gemv_kernel<C>(a);
 	});
@@ -213,6 +216,21 @@ int main(void)
 	check<dup8_shared>("8 bits mcg, dup", 512, 510, {256}, 5, 3);
 	check<dup8>("8 bits mcg, dup", 512, 510, {256}, 3, 3);
 	check<bytes15>("1.5 bits mul1, bytes", 384, 384, {256}, 4, 3);
+	using lean = gemv_cfg<8, CB_MCG, FORM_DUP, 1, 8, 2, 12, 3, 2, true>;
+	using lean_shared = gemv_cfg<8, CB_MCG, FORM_DUP, 1, 8, 2, 12, 2, 2, false>;
+	using lean_small = gemv_cfg<8, CB_MCG, FORM_DUP, 1, 8, 2, 4, 3, 2, true>;
+	using lean_bytes = gemv_cfg<8, CB_MUL1, FORM_BYTES, 1, 8, 2, 12, 3, 1, true>;
+
+	/* At least two steps per warp: blocks <= strips * k / (16 * 2) / (2 * 12), or 2 * 4. */
+	check<lean, true>("4 bits mcg, lean", 1152, 1148, {256}, 1, 3);
+	check<lean, true>("4 bits mcg, lean", 1152, 1152, {256}, 5, 2);
+	check<lean, true>("4 bits mcg, lean", 768, 768, {128}, 8, 1);
+	check<lean_small, true>("4 bits mcg, lean, 4 warps", 512, 512, {384}, 2, 6);
+	check<lean_small, true>("4 bits mcg, lean, 4 warps", 1536, 1530, {128}, 1, 6);
+	check<lean_small, true>("4 bits mcg, lean, 4 warps", 1152, 1152, {256}, 8, 5);
+	check<lean_shared, true>("4 bits mcg, lean", 1152, 1148, {256}, 8, 3);
+	check<lean_shared, true>("4 bits mcg, lean", 1536, 1536, {128}, 3, 2);
+	check<lean_bytes, true>("4 bits mul1, lean, bytes", 1152, 1150, {256}, 3, 3);
 	printf("host_gemv: %d failed\n", bad);
 	return bad != 0;
 }
