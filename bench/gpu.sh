@@ -69,6 +69,7 @@ serving() {
 	unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 }
 
-for section in ${*:-kernels rpc daemon serving}; do
+[ $# -gt 0 ] || set -- kernels rpc daemon serving
+for section in "$@"; do
 	$section
 done

@@ -65,8 +65,10 @@ if command -v clang >/dev/null 2>&1; then
 			case $f in *.d | *obj*) continue ;; esac
 			name=$(basename "$f")
 			mkdir -p build/corpus/"$name"
+			kept=(tests/fuzz/corpus/"${name#fuzz_}")
+			[ -d "${kept[0]}" ] || kept=()
 			step 60 "fuzz $name" "$f" -max_total_time=5 -rss_limit_mb=2048 -timeout=10 -close_fd_mask=1 \
-				build/corpus/"$name" $([ -d tests/fuzz/corpus/"${name#fuzz_}" ] && echo tests/fuzz/corpus/"${name#fuzz_}")
+				build/corpus/"$name" "${kept[@]}"
 		done
 	fi
 else

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # steps.sh - sourced by the test scripts: one line per step, a log each, a time limit, counts.
 # The caller sets $logs, a folder that exists.
+: "${logs:?}"
 passed=0 failed=0 skipped=0
 
 # step SECONDS NAME COMMAND... - one test; a step's name is also its log's.
