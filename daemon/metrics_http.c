@@ -2,6 +2,7 @@
 /* metrics_http.c - a thread that answers GET /metrics on a Unix socket and, if asked for, a loopback port. */
 #include "daemon/metrics_http.h"
 
+#include "daemon/fault.h"
 #include "daemon/log.h"
 
 #include <arpa/inet.h>
@@ -158,6 +159,8 @@ static int end_the_slow(struct exl3_metrics_http *h)
 {
 	uint64_t now = exl3_now_ns(), oldest = UINT64_MAX;
 
+	if (exl3_fault("metrics.patience"))
+		return -1; /* it never ends */
 	for (size_t i = 0; i < CONNECTIONS_MAX; i++) {
 		struct connection *c = &h->connections[i];
 

@@ -31,7 +31,7 @@ build() { # LABEL ARGS...
 	local label=$1
 	shift
 	step 900 "build $label" $make --no-print-directory -j"$jobs" "$@" all tests || {
-		echo "$passed passed, $failed failed, $skipped skipped"
+		report
 		exit 1
 	}
 }
@@ -84,5 +84,5 @@ else
 fi
 
 echo "$((SECONDS - start)) seconds"
-echo "$passed passed, $failed failed, $skipped skipped"
+report
 [ "$failed" = 0 ]

@@ -60,5 +60,5 @@ for section in $sections; do
 	$section
 done
 echo "$((SECONDS - start)) seconds"
-echo "$passed passed, $failed failed, $skipped skipped"
+report
 [ "$failed" = 0 ]

@@ -18,7 +18,8 @@
 #include <poll.h>
 #include <unistd.h>
 
-#define WAIT_NS   60000000000u
+#define WAIT_NS   100000000000u
+#define FAR_NS    3600000000000u /* what no machine needs for it */
 #define LONG_ROWS 1024u /* takes the device some time */
 #define MOST_ROWS 4096u /* takes it more */
 #define ENTRIES   64u
@@ -174,7 +175,7 @@ static void cmd_deadline(struct session *s)
 	for (unsigned i = 0; i < 20; i++)
 		request(s, LONG_ROWS, i);
 	request(s, 1, 20)->deadline_ns = now_ns() + 50000;
-	request(s, 1, 21)->deadline_ns = now_ns() + WAIT_NS;
+	request(s, 1, 21)->deadline_ns = now_ns() + FAR_NS;
 	request(s, 1, 22)->deadline_ns = 1;
 	submit(s, 23);
 	take_all(s, 23, results);

@@ -26,7 +26,7 @@ import time
 
 sys.dont_write_bytecode = True
 import harness  # noqa: E402
-from harness import WAIT, Failed, check, equal, wait_for  # noqa: E402
+from harness import WAIT, Failed, Survivor, check, equal, kill_under, wait_for  # noqa: E402
 
 DEEPSEEK, LLAMA, SWAP = "tiny-deepseek", "tiny-llama", "swap"
 LINEAR = "model.layers.0.mlp.down_proj"
@@ -174,31 +174,24 @@ class Chaos:
     # ---- the run ----
 
     def survivors(self):
-        procs = []
-        for args in SURVIVORS:
-            proc = self.env.spawn(self.env.program("tests/integration/survivor"), self.sock, *args, stdin=subprocess.PIPE,
-                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            line = proc.stdout.readline().strip()
-            check(line == "ready", f"survivor {args}: {line}{'' if line else proc.stderr.read()}")
-            procs.append((args, proc))
-        return procs
+        return [Survivor(self.env, self.sock, *args) for args in SURVIVORS]
 
     def run(self, seconds):
         before = self.daemon.settled()
-        procs = self.survivors()
+        survivors = self.survivors()
         until = time.monotonic() + seconds
         while time.monotonic() < until or self.turn < 4:
             self.event()
-            for args, proc in procs:
-                check(proc.poll() is None, f"survivor {args} has ended: {proc.stderr.read() if proc.poll() else ''}")
-        self.worker()
+            for s in survivors:
+                check(s.proc.poll() is None, f"survivor {s.args} has ended: {s.proc.stderr.read() if s.proc.poll() else ''}")
+        # Whoever was between two requests whenever its worker was killed is not at the second of these.
+        for _ in range(2):
+            backs = [s.backs for s in survivors]
+            kill_under(self.worker(), survivors)
+            for s, n in zip(survivors, backs):
+                wait_for(lambda s=s, n=n: s.backs > n, f"{s.args}, which is served again")
         self.daemon.wait_ready()
-        time.sleep(0.5)
-        results = []
-        for args, proc in procs:
-            out, err = proc.communicate(timeout=2 * WAIT)
-            equal(proc.returncode, 0, f"survivor {args} ({out.strip()} {err.strip()})")
-            results.append(dict(json.loads(out), what=" ".join(args[1:2])))
+        results = [dict(s.end(), what=s.args[1]) for s in survivors]
         self.daemon.ctl("unload", SWAP)
         after = self.daemon.settled()
         equal(after["maps"], before["maps"], "mappings of shared memory at the end")

@@ -3,19 +3,21 @@
 import fcntl
 import json
 import os
+import re
 import resource
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TESTS = os.path.dirname(HERE)
 MODELS = os.path.join(TESTS, "models")
 BACKEND = "cpu"  # run.py sets it
-WAIT = 60.0  # seconds for anything that should happen at once, on a slow machine under a sanitizer
+WAIT = 120.0  # seconds for anything that should happen at once, on a slow machine under a sanitizer
 
 
 class Failed(Exception):
@@ -104,10 +106,15 @@ class Env:
         return proc.returncode, out, err
 
     def logs(self):
-        """The last words of the daemons that a failed scenario used."""
+        """The last words of the daemons that a failed scenario used, and all that a sanitizer has said."""
         daemons = self.daemons + ([self._shared] if self._shared else [])
-        return "".join(f"\n    {os.path.basename(d.log_path)}: {line}"
-                       for d in daemons for line in d.log().splitlines()[-8:])
+        out = ""
+        for d in daemons:
+            lines = d.log().splitlines()
+            said = [i for i, line in enumerate(lines) if re.search(r"(ERROR|WARNING): \w+Sanitizer|runtime error:", line)]
+            first = min(said[:1] + [len(lines) - 8])
+            out += "".join(f"\n    {os.path.basename(d.log_path)}: {line}" for line in lines[max(first, 0):][:80])
+        return out
 
     def end_scenario(self):
         """Ends what a scenario left behind; the shared daemon stays."""
@@ -129,6 +136,60 @@ class Env:
             self._shared.kill()
             self._shared = None
         shutil.rmtree(self.tmp, ignore_errors=True)
+
+
+class Survivor:
+    """tests/integration/survivor: a client that checks every result, goes on when its worker dies, and says so."""
+
+    def __init__(self, env, sock, *args, **who):
+        self.args, self.backs, self.last = args, 0, ""
+        self.proc = env.spawn(env.program("tests/integration/survivor"), sock, *args, stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **who)
+        line = self.proc.stdout.readline().strip()
+        check(line == "ready", f"survivor {args}: {line}{'' if line else self.proc.stderr.read()}")
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self):
+        """Each of its threads says "back" whenever it is served again."""
+        for line in self.proc.stdout:
+            self.backs += line == "back\n"
+            self.last = line
+
+    def asleep(self):
+        """Nothing in it runs."""
+        tasks = f"/proc/{self.proc.pid}/task"
+        for tid in os.listdir(tasks):
+            with open(f"{tasks}/{tid}/stat") as f:
+                if f.read().rpartition(")")[2].split()[0] != "S":
+                    return False
+        return True
+
+    def end(self):
+        """What it has counted; no result was wrong and no request lost."""
+        self.proc.stdin.close()
+        try:
+            rc = self.proc.wait(2 * WAIT)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"survivor {self.args} does not end") from None
+        self.reader.join()
+        equal(rc, 0, f"survivor {self.args} ({self.last.strip()} {self.proc.stderr.read().strip()})")
+        return json.loads(self.last)
+
+
+def kill_under(pid, survivors):
+    """Ends a worker while each thread of the survivors waits for it."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        def all_wait():
+            for _ in range(5):
+                if not all(s.asleep() for s in survivors):
+                    return False
+                time.sleep(0.02)
+            return True
+        wait_for(all_wait, "survivors that wait for their worker")
+    finally:
+        os.kill(pid, signal.SIGKILL)
 
 
 class Daemon:

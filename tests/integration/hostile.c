@@ -107,7 +107,7 @@ static void still_works(struct victim *v, struct raw_channel *ch, const char *wh
 /* Has the daemon ended this channel within the time limit? */
 static void must_fail(struct raw_channel *ch, const char *what)
 {
-	uint64_t until = exl3_now_ns() + 10000000000u;
+	uint64_t until = exl3_now_ns() + RAW_TIMEOUT_MS * 1000000ull;
 
 	raw_kick(ch);
 	while (exl3_ring_state(&ch->ring) == EXL3_CHANNEL_OPEN) {
@@ -314,7 +314,7 @@ static int cmd_nodrain(const char *path, char **args)
 	set_up(&v, path, args[0], args[1]);
 	for (unsigned i = 0; i < 128; i++) {
 		struct exl3_sqe *sqe;
-		uint64_t until = exl3_now_ns() + 10000000000u;
+		uint64_t until = exl3_now_ns() + RAW_TIMEOUT_MS * 1000000ull;
 
 		while (exl3_ring_get(&v.ch.ring, &sqe) < 0) {
 			if (exl3_now_ns() > until)
@@ -333,7 +333,7 @@ static int cmd_nodrain(const char *path, char **args)
 	/* Without credit: 129 outstanding in a CQ of 128. */
 	for (unsigned i = 0; i < 129; i++) {
 		uint32_t tail = v.ch.ring.sq_next + i + 1;
-		uint64_t until = exl3_now_ns() + 10000000000u;
+		uint64_t until = exl3_now_ns() + RAW_TIMEOUT_MS * 1000000ull;
 
 		__atomic_store_n(&v.ch.ring.hdr->sq_tail.v, tail, __ATOMIC_SEQ_CST);
 		raw_kick(&v.ch);

@@ -22,7 +22,7 @@
 #include "proto/frame.h"
 #include "shm/segment.h"
 
-#define RAW_TIMEOUT_MS 30000
+#define RAW_TIMEOUT_MS 100000
 
 struct raw_channel {
 	uint32_t id;

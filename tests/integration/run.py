@@ -15,7 +15,7 @@ import traceback
 sys.dont_write_bytecode = True
 import harness  # noqa: E402
 
-SCENARIO_SECONDS = 240
+SCENARIO_SECONDS = 300
 
 
 def scenarios(pattern, backend):
@@ -69,7 +69,7 @@ def main():
     if args.list:
         print("\n".join(label for label, _ in chosen))
         return 0
-    counts = {"ok": 0, "FAILED": 0, "skipped": 0}
+    counts, failures = {"ok": 0, "FAILED": 0, "skipped": 0}, []
     env = harness.Env(args.build, args.backend, args.short, args.loops or (1 if args.short else 3))
     try:
         for label, function in chosen:
@@ -78,11 +78,16 @@ def main():
             logs = env.logs() if word == "FAILED" else ""
             env.end_scenario()
             counts[word] += 1
-            print(f"{word:8}{label} ({time.monotonic() - start:.1f} s){': ' if text else ''}{text}{logs}", flush=True)
+            line = f"{word:8}{label} ({time.monotonic() - start:.1f} s){': ' if text else ''}{text}"
+            print(line + logs, flush=True)
+            if word == "FAILED":
+                failures.append(line)
     finally:
         env.close()
     print(f"{counts['ok']} passed, {counts['FAILED']} failed" +
           (f", {counts['skipped']} skipped" if counts["skipped"] else ""))
+    for line in failures:  # once more: the end of a log is what is read first, and what is left of a long one
+        print(line)
     if counts["FAILED"]:
         return 1
     return 0 if counts["ok"] else 77

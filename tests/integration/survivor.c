@@ -160,6 +160,8 @@ static void *work(void *arg)
 
 			w->worst_ns = ns > w->worst_ns ? ns : w->worst_ns;
 			down = 0;
+			puts("back");
+			fflush(stdout);
 		}
 		if (alive && first) {
 			first = false;

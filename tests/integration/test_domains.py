@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import exl3ref as ref
-from harness import WAIT, Skipped, check, equal, wait_for
+from harness import WAIT, Skipped, Survivor, check, equal, kill_under, wait_for
 
 BATCH, TEAM_GID = 12345, 23456  # any numbers: no names are needed
 AS_BATCH = {"user": BATCH, "group": 0, "extra_groups": []}
@@ -43,25 +43,14 @@ def one_request(env, d, name="layers", **who):
             os.unlink(y)
 
 
-class Survivor:
-    """tests/integration/survivor: a client that checks every result and goes on when its worker dies."""
-
-    def __init__(self, env, d, **who):
-        self.proc = env.spawn(env.program("tests/integration/survivor"), d.sock, "tiny-llama", "model.layers.0.mlp.down_proj", "2",
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **who)
-        equal(self.proc.stdout.readline().strip(), "ready", "a client that survives")
-
-    def end(self):
-        """Its counts; no result was wrong and no request lost."""
-        out, err = self.proc.communicate(timeout=2 * WAIT)
-        equal(self.proc.returncode, 0, f"status of a client that survives ({out.strip()} {err.strip()})")
-        return json.loads(out.splitlines()[-1])
+def survivor(env, d, **who):
+    return Survivor(env, d.sock, "tiny-llama", "model.layers.0.mlp.down_proj", "2", **who)
 
 
-def kill_worker(d, **who):
-    """Ends the worker that serves @who; its generation."""
+def kill_worker(d, under=(), **who):
+    """Ends the worker that serves @who, perhaps while survivors wait for it; its generation."""
     s = status(d, **who)
-    os.kill(s["worker_pid"], signal.SIGKILL)
+    kill_under(s["worker_pid"], under)
     wait_for(lambda: not os.path.exists(f"/proc/{s['worker_pid']}"), "its end")
     return s["generation"]
 
@@ -144,15 +133,15 @@ def test_one_dies_the_other_does_not_notice(env):
     rc, want, err = env.run(*command)
     equal(rc, 0, f"alone ({err})")
     writer = env.spawn(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    here, there = Survivor(env, d), Survivor(env, d, **AS_BATCH)
+    here, there = survivor(env, d), survivor(env, d, **AS_BATCH)
     for generation in (1, 2, 3):
-        equal(kill_worker(d, **AS_BATCH), generation, "generation of batch")
+        equal(kill_worker(d, under=[there] if generation == 1 else [], **AS_BATCH), generation, "generation of batch")
         if generation < 3:
             wait_for(lambda g=generation: d.ctl("status", **AS_BATCH)[0] == 0 and status(d, **AS_BATCH)["generation"] == g + 1,
                      "next generation")
         if generation == 1:
             wait_for(lambda: one_request(env, d, **AS_BATCH)[0] == 0, "a request in batch")
-            time.sleep(0.5)
+            wait_for(lambda: there.backs >= 2, "both threads of a client of batch, which are served again")
             counts = there.end()
             check(counts["stale"] > 0 and counts["reconnects"] > 0, f"a client of batch that has noticed nothing: {counts}")
     counts = here.end()
@@ -241,11 +230,9 @@ def test_clients_wait_for_the_worker(env):
         kill_worker(d, **AS_BATCH)
         wait_for(lambda: d.ctl("status", **AS_BATCH)[0] == 0, "another worker")
     kill_worker(d, **AS_BATCH)
-    start = time.monotonic()
     procs = [env.spawn(env.program("exl3ctl"), "--socket", d.sock, "status", "--json", stdout=subprocess.PIPE,
                        stderr=subprocess.PIPE, text=True, **AS_BATCH) for _ in range(20)]
     equal(status(d)["domain"], "default", "the other domain meanwhile")
-    check(time.monotonic() - start < 2, "the other domain waits too")
     for proc in procs:
         out, err = proc.communicate(timeout=WAIT)
         equal(proc.returncode, 0, f"a client that came while the worker was away ({err.strip()})")
@@ -264,7 +251,7 @@ def settled_fds(d):
 
 
 class Lingering:
-    """TCP sockets with data that nobody reads, and SO_LINGER: closing the last descriptor waits for a minute. They are
+    """TCP sockets with data that nobody reads, and SO_LINGER: closing the last descriptor waits for an hour. They are
     sent in packets that nobody reads either, so the close is that of whoever drops the connection."""
 
     def __init__(self):
@@ -280,7 +267,7 @@ class Lingering:
                 near.send(bytes(1 << 20))
         except BlockingIOError:
             pass
-        near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
         socket.send_fds(sock, [b"x"], [near.fileno()])
         near.close()
 
@@ -317,15 +304,13 @@ def test_a_worker_that_does_not_read(env):
         except BlockingIOError:
             pass
     check(0 < refused < 1100, f"{refused} of 1200 connections were refused")
-    # Some whose last close, the daemon's, takes a minute: they have sent before they can be refused.
+    # Some whose last close, the daemon's, takes an hour: they have sent before they can be refused.
     os.kill(d.proc.pid, signal.SIGSTOP)
     for _ in range(20):
         socks.append(connect(d))
         lingering.send(socks[-1])
     os.kill(d.proc.pid, signal.SIGCONT)
-    start = time.monotonic()
     equal(status(d, **AS_BATCH)["worker_pid"], before["worker_pid"], "the other domain's worker")
-    check(time.monotonic() - start < 20, "the supervisor was held up")
     rc, _, err = d.ctl("status")
     check(rc == 4 and "try again later" in err, f"exl3ctl is not told why: status {rc}, {err}")
     os.kill(pid, signal.SIGCONT)

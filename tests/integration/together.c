@@ -2,12 +2,15 @@
 /*
  * together.c - deterministic requests of several channels: the same bits alone and in company.
  *
- *       together SOCKET ROUNDS
+ *       together SOCKET ROUNDS WORKER
  *
  * Eight channels bring rows for one module: a matrix and an MLP of tiny-llama, routed experts of tiny-deepseek. First
- * each by itself, then all at once, again and again, so that the daemon may put them into one launch.
+ * each by itself, then all at once, again and again, so that the daemon may put them into one launch: its WORKER, a
+ * process id, is stopped until all are there.
  */
 #include "tests/integration/client.h"
+
+#include <signal.h>
 
 #define CHANNELS 8
 #define ROWS_MAX 4
@@ -28,6 +31,7 @@ struct place {
 };
 
 static struct exl3_arena *arena;
+static pid_t worker;
 
 static void prepare(const struct place *p, const struct exl3_module *mod, unsigned kind)
 {
@@ -90,9 +94,11 @@ static void run(struct exl3_client *client, struct place *place, size_t which, i
 			memset(place[i].y, 0, place[i].rows * info.n_logical * sizeof(float));
 			prepare(&place[i], mod, modules[which].kind);
 		}
+		kill(worker, SIGSTOP);
 		for (int i = 0; i < CHANNELS; i++)
 			if (exl3_submit(place[i].ch) != 1)
 				die("submit");
+		kill(worker, SIGCONT);
 		for (int i = 0; i < CHANNELS; i++)
 			finish(&place[i]);
 		for (int i = 0; i < CHANNELS; i++) {
@@ -111,9 +117,10 @@ int main(int argc, char **argv)
 {
 	struct place place[CHANNELS];
 	struct exl3_client *client;
-	int rounds = argc == 3 ? atoi(argv[2]) : 0;
+	int rounds = argc == 4 ? atoi(argv[2]) : 0;
 
-	if (rounds < 1)
+	worker = argc == 4 ? atoi(argv[3]) : 0;
+	if (rounds < 1 || worker < 2)
 		return 2;
 	if (exl3_connect(argv[1], "together", &client) < 0 || exl3_arena_new(client, 8u << 20, &arena) < 0)
 		die("connect");
