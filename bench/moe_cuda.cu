@@ -2,7 +2,8 @@
 /*
  * moe_cuda.cu - times the routed block on a GPU: graph replays, cold weights, fresh routing each call.
  *
- * moe_cuda [--csv FILE] [--commit TEXT] [--quick] [--steps]: the last also with only the first launches
+ * moe_cuda [--csv FILE] [--commit TEXT] [--quick] [--shape 0|1] [--tokens N,N..] [--workspace MiB] [--steps] [--variants]
+ *   --steps: also with only the first launches; --variants: also every variant that supports a cell (printed, not in FILE)
  * Two shapes: 256 experts top-8 hidden 2048 inter 512, and 288 experts top-8 hidden 4096 inter 1536; 4 bits,
  * mcg. Layers rotate so that a weight read once is out of the L2 when it is read again. The bound counts
  * the touched experts' trellis at this run's own read rate.
@@ -151,8 +152,10 @@ static layer make_layer(const shape &s, int rate2, int cb, uint32_t seed)
 int main(int argc, char **argv)
 {
 	const char *csv = NULL, *commit = getenv("EXL3_COMMIT") ? getenv("EXL3_COMMIT") : "unknown";
-	bool quick = false;
-	int steps = 0;
+	const char *tokens = NULL;
+	size_t ws_bytes = (size_t)3 << 30;
+	bool quick = false, variants = false;
+	int steps = 0, only = -1;
 
 	for (int i = 1; i < argc; i++) {
 		if (!strcmp(argv[i], "--csv") && i + 1 < argc)
@@ -163,17 +166,38 @@ int main(int argc, char **argv)
 			quick = true;
 		else if (!strcmp(argv[i], "--steps"))
 			steps = 4;
+		else if (!strcmp(argv[i], "--variants"))
+			variants = true;
+		else if (!strcmp(argv[i], "--shape") && i + 1 < argc)
+			only = atoi(argv[++i]);
+		else if (!strcmp(argv[i], "--tokens") && i + 1 < argc)
+			tokens = argv[++i];
+		else if (!strcmp(argv[i], "--workspace") && i + 1 < argc)
+			ws_bytes = (size_t)atoi(argv[++i]) << 20;
+		else
+			return fprintf(stderr, "moe_cuda: unknown option %s\n", argv[i]), 2;
 	}
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	cudaDeviceProp prop;
 	CUDA(cudaGetDeviceProperties(&prop, 0));
 	const double rate = read_rate();
-	const size_t ws_bytes = (size_t)3 << 30;
 	char *ws;
 	FILE *f = csv ? fopen(csv, "w") : NULL;
 	static const shape shapes[] = {{256, 2048, 512}, {288, 4096, 1536}};
-	static const uint32_t counts[] = {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048, 8192};
+	std::vector<uint32_t> counts = {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048, 8192};
 	const uint32_t topk = 8;
+
+	if (tokens) {
+		counts.clear();
+		for (const char *at = tokens; *at; at += *at == ',') {
+			char *end;
+
+			counts.push_back((uint32_t)strtoul(at, &end, 10));
+			if (end == at || !counts.back())
+				return fprintf(stderr, "moe_cuda: --tokens takes numbers with commas\n"), 2;
+			at = end;
+		}
+	}
 
 	CUDA(cudaMalloc((void **)&ws, ws_bytes));
 	CUDA(cudaMemset(ws, 0, EXL3_CUDA_WS_ZERO));
@@ -186,6 +210,8 @@ int main(int argc, char **argv)
 		fprintf(f, "experts,topk,hidden,inter,bits,codebook,tokens,us,bound_us,max_err\n");
 	}
 	for (const shape &s : shapes) {
+		if (only >= 0 && &s != &shapes[only ? 1 : 0])
+			continue;
 		const int nr_layers = 3;
 		std::vector<layer> layers;
 		const size_t expert_bytes = 3 * exl3_trellis_bytes(s.hidden, s.inter, 8);
@@ -235,6 +261,7 @@ int main(int argc, char **argv)
 			cudaEventCreate(&a);
 			cudaEventCreate(&b);
 			int stop = 0;
+			unsigned variant = 0;
 			auto enqueue = [&](int c) {
 				exl3_cuda_moe_entry e = {};
 				struct exl3_cuda_moe m = {};
@@ -261,50 +288,62 @@ int main(int argc, char **argv)
 				m.ws_bytes = ws_bytes;
 				m.device_sms = prop.multiProcessorCount;
 				m.device_cc = prop.major * 10 + prop.minor;
+				m.variant = (uint8_t)variant;
+				if (!exl3_cuda_moe_variants[variant].supports(&m))
+					return false;
 				if (exl3_cuda_moe_launch(&m, stream)) {
 					printf("launch failed\n");
 					exit(1);
 				}
+				return true;
 			};
-			enqueue(0); /* outside of the capture: sets the kernels' attributes */
-			CUDA(cudaStreamSynchronize(stream));
 			std::vector<float> times;
 			double part[5] = {};
-			for (stop = steps; stop >= 0; stop--) {
-				times.clear();
-				CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-				for (int c = 0; c < calls; c++)
-					enqueue(c);
-				CUDA(cudaStreamEndCapture(stream, &graph));
-				CUDA(cudaGraphInstantiate(&exec, graph, 0));
-				for (int i = 0; i < (stop ? 8 : 24); i++) {
-					float ms;
-
-					cudaEventRecord(a, stream);
-					CUDA(cudaGraphLaunch(exec, stream));
-					cudaEventRecord(b, stream);
-					CUDA(cudaEventSynchronize(b));
-					cudaEventElapsedTime(&ms, a, b);
-					if (i >= 3)
-						times.push_back(ms * 1e3f / calls);
-				}
-				std::sort(times.begin(), times.end());
-				part[stop] = times[times.size() / 2];
-				cudaGraphExecDestroy(exec);
-				cudaGraphDestroy(graph);
-			}
-			const double us = times[times.size() / 2];
-			const double bytes = touched * expert_bytes + (double)t * s.hidden * 6;
 			const double flops = 6.0 * t * topk * s.hidden * s.inter;
+			const double bytes = touched * expert_bytes + (double)t * s.hidden * 6;
 			const double bound = std::max(bytes / rate, flops / 800e12) * 1e6;
 
-			printf("  %6u %8.1f %8.1f", t, us, bound);
-			for (int i = 1; i <= steps; i++)
-				printf(" %8.1f", part[i]);
-			printf("\n");
-			if (f)
-				fprintf(f, "%u,%u,%u,%u,4,mcg,%u,%.2f,%.2f,\n", s.experts, topk, s.hidden, s.inter,
-					t, us, bound);
+			for (variant = 0; variant < (variants ? EXL3_CUDA_MOE_VARIANTS_NR : 1); variant++) {
+				/* Outside of the capture: sets the kernels' attributes. */
+				if (!enqueue(0))
+					continue;
+				CUDA(cudaStreamSynchronize(stream));
+				for (stop = steps; stop >= 0; stop--) {
+					times.clear();
+					CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+					for (int c = 0; c < calls; c++)
+						enqueue(c);
+					CUDA(cudaStreamEndCapture(stream, &graph));
+					CUDA(cudaGraphInstantiate(&exec, graph, 0));
+					for (int i = 0; i < (stop ? 8 : 24); i++) {
+						float ms;
+
+						cudaEventRecord(a, stream);
+						CUDA(cudaGraphLaunch(exec, stream));
+						cudaEventRecord(b, stream);
+						CUDA(cudaEventSynchronize(b));
+						cudaEventElapsedTime(&ms, a, b);
+						if (i >= 3)
+							times.push_back(ms * 1e3f / calls);
+					}
+					std::sort(times.begin(), times.end());
+					part[stop] = times[times.size() / 2];
+					cudaGraphExecDestroy(exec);
+					cudaGraphDestroy(graph);
+				}
+				const double us = times[times.size() / 2];
+
+				printf("  %6u %8.1f %8.1f", t, us, bound);
+				for (int i = 1; i <= steps; i++)
+					printf(" %8.1f", part[i]);
+				if (variant)
+					printf("   %s", exl3_cuda_moe_variants[variant].name);
+				printf("\n");
+				stop = 0;
+				if (f && !variant)
+					fprintf(f, "%u,%u,%u,%u,4,mcg,%u,%.2f,%.2f,\n", s.experts, topk, s.hidden, s.inter,
+						t, us, bound);
+			}
 			cudaStreamDestroy(stream);
 			cudaFree(ids_dev);
 			cudaFree(x);

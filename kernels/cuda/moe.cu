@@ -8,12 +8,15 @@
  *     few rows per expert     moe_decode.cuh, the activation and down's image in its epilogue
  *     many                    moe_wide.cuh, likewise if there is a gate
  *     gate unlike up          moe_gemm.cuh, and a kernel in the middle
+ *     variants, if asked for  moe_team.cuh, moe_tall.cuh; the input by moe_input.cuh
  *   combine  per token, slots in order: sum of weight * down, times the routed scale
  *
  * An expert's variant is its bitrate and codebook. Experts of one variant are neighbours in the sort (a
  * class), and each class has its launch; gate and up on one side and down on the other may differ.
  */
 #include "kernels/cuda/moe.h"
+#include "kernels/cuda/moe_input.cuh"
+#include "kernels/cuda/moe_many.h"
 #include "kernels/cuda/moe_steps.cuh"
 
 #include <stdlib.h>
@@ -45,6 +48,29 @@ static const struct {
 #undef X
 };
 #define NR_VARIANTS (sizeof(g_variants) / sizeof(g_variants[0]))
+
+/* Places in exl3_cuda_moe_variants. */
+enum { MOE_DEFAULT, MOE_PASS, MOE_TEAM, MOE_TALL };
+
+typedef int (*moe_many_fn)(const moe_many_args &a, int sms, cudaStream_t stream);
+
+static const struct {
+	uint8_t rate2, codebook;
+	moe_many_fn team, tall;
+} g_many[] = {
+#define X(rate2, cb) {rate2, cb, moe_team_##rate2##_##cb, moe_tall_##rate2##_##cb},
+	EXL3_MOE_MANY_VARIANTS(X)
+#undef X
+};
+
+/* The product of variant MOE_TEAM or MOE_TALL for experts of @v of g_variants, or NULL. */
+static moe_many_fn many_of(unsigned variant, unsigned v)
+{
+	for (const auto &m : g_many)
+		if (m.rate2 == g_variants[v].rate2 && m.codebook == g_variants[v].codebook)
+			return variant == MOE_TEAM ? m.team : m.tall;
+	return NULL;
+}
 
 static unsigned variant_of(const exl3_matrix *m)
 {
@@ -175,9 +201,14 @@ static char *carve(char **at, size_t bytes)
 
 /* How a launch runs: which product, rows of a unit at most, rows that an expert's images are padded to. */
 struct moe_way {
-	enum { DECODE, WIDE, GEMM } product;
+	enum { DECODE, WIDE, GEMM, TEAM, TALL } product;
 	uint32_t tile, pad;
 };
+
+static bool is_many(const moe_way &way)
+{
+	return way.product == moe_way::TEAM || way.product == moe_way::TALL;
+}
 
 /* About what an expert gets, so that its weights are decoded once or a few times. */
 static moe_way choose_way(const struct exl3_cuda_moe *a, uint64_t pairs)
@@ -185,6 +216,10 @@ static moe_way choose_way(const struct exl3_cuda_moe *a, uint64_t pairs)
 	const struct exl3_cuda_moe_plan *plan = a->plan;
 	const uint64_t mean = (pairs + plan->nr_experts - 1) / plan->nr_experts;
 
+	if (a->variant == MOE_TEAM)
+		return {moe_way::TEAM, mean <= 20 ? 32u : 64u, 8};
+	if (a->variant == MOE_TALL)
+		return {moe_way::TALL, TALL_ROWS, 8};
 	if (!plan->pairs)
 		return {moe_way::GEMM, mean <= 12 ? 16u : 64u, 1};
 	if (mean <= 10)
@@ -195,29 +230,36 @@ static moe_way choose_way(const struct exl3_cuda_moe *a, uint64_t pairs)
 }
 
 /* Bytes that one pair, and the whole chunk, take in the workspace. */
-static size_t pair_bytes(const struct exl3_cuda_moe_plan *p)
+static size_t pair_bytes(const struct exl3_cuda_moe_plan *p, const moe_way &way)
 {
 	const size_t projs = p->gated ? 2 : 1;
 	const size_t image = projs * p->hidden * 2, down = (size_t)p->out * 4;
+	const size_t sums = is_many(way) ? 0 : projs * p->inter * 4;
 
-	return (image > down ? image : down) + projs * p->inter * 4 + (size_t)p->inter * 2 +
+	return (image > down ? image : down) + sums + (size_t)p->inter * 2 +
 	       (size_t)p->inter / 128 * 4 + projs * 4 + 4 + 3 * 4 + p->lists * sizeof(moe_unit);
 }
 
-static size_t chunk_bytes(const struct exl3_cuda_moe_plan *p, const moe_way &way)
+static size_t scratch_bytes(const struct exl3_cuda_moe *a, const moe_way &way)
 {
+	return way.product == moe_way::TALL ? (size_t)a->device_sms * TALL_ROWS * 128 * 4 : 0;
+}
+
+static size_t chunk_bytes(const struct exl3_cuda_moe *a, const moe_way &way)
+{
+	const struct exl3_cuda_moe_plan *p = a->plan;
 	const size_t image_row = ((size_t)p->hidden * (p->gated ? 2 : 1) + p->inter) * 2;
 
 	return (size_t)p->nr_experts * (3 * 4 + p->lists * sizeof(moe_unit) + (way.pad - 1) * image_row) +
-	       20 * 256 + 2 * 4 * (CLASSES_MAX + 1);
+	       20 * 256 + 2 * 4 * (CLASSES_MAX + 1) + scratch_bytes(a, way);
 }
 
 /* Pairs of a chunk at most. */
 static size_t chunk_pairs(const struct exl3_cuda_moe *a, const moe_way &way)
 {
-	const size_t fixed = EXL3_CUDA_WS_ZERO + chunk_bytes(a->plan, way);
+	const size_t fixed = EXL3_CUDA_WS_ZERO + chunk_bytes(a, way);
 
-	return a->ws_bytes < fixed ? 0 : (a->ws_bytes - fixed) / pair_bytes(a->plan);
+	return a->ws_bytes < fixed ? 0 : (a->ws_bytes - fixed) / pair_bytes(a->plan, way);
 }
 
 /* A launch for every variant of @set, each of which takes its tasks from the whole list. */
@@ -240,6 +282,22 @@ static int run_classes(const struct exl3_cuda_moe_plan *plan, const moe_way &way
 	for (g.cls = 0; g.cls < plan->nr_classes[list]; g.cls++) {
 		const unsigned v = plan->class_variant[list][g.cls];
 		int ret = (way.product == moe_way::WIDE ? g_variants[v].wide : g_variants[v].decode)(g, sms, stream);
+
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
+/* The same for the products of a variant. */
+static int run_many(const struct exl3_cuda_moe *a, uint32_t list, moe_gemm_args &g, float *scratch,
+		    cudaStream_t stream)
+{
+	const struct exl3_cuda_moe_plan *plan = a->plan;
+
+	for (g.cls = 0; g.cls < plan->nr_classes[list]; g.cls++) {
+		const moe_many_args m = {g, scratch};
+		int ret = many_of(a->variant, plan->class_variant[list][g.cls])(m, a->device_sms, stream);
 
 		if (ret)
 			return ret;
@@ -284,7 +342,7 @@ static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint3
 	const size_t down_bytes = (size_t)pairs * plan->out * 4;
 	const uint32_t units_max = pairs < plan->nr_experts ? pairs : plan->nr_experts + pairs / tile;
 	const bool decode = way.product == moe_way::DECODE, gemm = way.product == moe_way::GEMM;
-	const bool early = a->device_cc >= 90, fused = decode || (!gemm && plan->gated);
+	const bool early = a->device_cc >= 90, fused = decode || (!gemm && plan->gated), many = is_many(way);
 	const int layout = decode ? MOE_FRAGMENT : gemm ? MOE_ROWS : MOE_TILES;
 	char *at = (char *)a->ws + EXL3_CUDA_WS_ZERO;
 	moe_route r = {};
@@ -312,7 +370,8 @@ static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint3
 	float *scale = (float *)carve(&at, (size_t)projs * pairs * 4);
 	float *scale_down = (float *)carve(&at, pairs * 4ull);
 	float *block_scale = (float *)carve(&at, (size_t)pairs * (plan->inter / 128) * 4);
-	float *gu = (float *)carve(&at, (size_t)projs * pairs * plan->inter * 4);
+	float *gu = many ? NULL : (float *)carve(&at, (size_t)projs * pairs * plan->inter * 4);
+	float *scratch = (float *)carve(&at, scratch_bytes(a, way));
 	char *middle = carve(&at, (size_t)image_rows * plan->inter * 2);
 	/* The input images are dead when down's outputs are written. */
 	char *shared = carve(&at, image_bytes > down_bytes ? image_bytes : down_bytes);
@@ -327,7 +386,12 @@ static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint3
 		input = pairs < 1024 ? start_input<row_cfg<8, 2>> : start_input<row_cfg<2, 8>>;
 	else if (plan->hidden <= 4096)
 		input = pairs < 1024 ? start_input<row_cfg<8, 4>> : start_input<row_cfg<2, 16>>;
-	ret = input(a, en, r, first_proj, projs, shared, image_bytes / projs, layout, scale, scale_down, stream);
+	if (a->variant)
+		ret = moe_start(projs == 2 ? input_tiles_kernel<2> : input_tiles_kernel<1>, early, dim3((pairs + 7) / 8),
+				ROW_THREADS, 0, stream, en, r, first_proj, plan->hidden, plan->hidden_log, pairs, shared,
+				image_bytes / projs, scale, scale_down);
+	else
+		ret = input(a, en, r, first_proj, projs, shared, image_bytes / projs, layout, scale, scale_down, stream);
 	if (ret || a->steps == 2)
 		return ret;
 	g.mats = plan->mats;
@@ -356,6 +420,8 @@ static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint3
 	g.slots = (uint32_t *)a->ws;
 	if (gemm)
 		ret = run_gemm(plan->rates[0], g, a->device_sms, stream);
+	else if (many)
+		ret = run_many(a, 0, g, scratch, stream);
 	else
 		ret = run_classes(plan, way, 0, g, a->device_sms, stream);
 	if (!ret && !fused)
@@ -382,7 +448,7 @@ static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint3
 		g.units = r.units + (size_t)(plan->lists - 1) * units_max;
 		g.class_units = r.class_units + (plan->lists - 1) * (CLASSES_MAX + 1);
 		g.block_scale = decode ? block_scale : NULL;
-		ret = run_classes(plan, way, 1, g, a->device_sms, stream);
+		ret = many ? run_many(a, 1, g, scratch, stream) : run_classes(plan, way, 1, g, a->device_sms, stream);
 	}
 	if (ret || a->steps == 4)
 		return ret;
@@ -405,6 +471,68 @@ extern "C" uint32_t exl3_cuda_moe_class(const struct exl3_cuda_moe *a)
 	return way.tile;
 }
 
+static bool supports_default(const struct exl3_cuda_moe *a)
+{
+	(void)a;
+	return true;
+}
+
+static uint64_t all_pairs(const struct exl3_cuda_moe *a)
+{
+	uint64_t pairs = 0;
+
+	for (uint32_t i = 0; i < a->nr_entries; i++)
+		pairs += (uint64_t)a->entries[i].m * a->entries[i].topk;
+	return pairs;
+}
+
+/* The default's product, where it reads tiles: only the input is another. */
+static bool supports_pass(const struct exl3_cuda_moe *a)
+{
+	struct exl3_cuda_moe plain = *a;
+	const uint64_t pairs = all_pairs(a);
+
+	plain.variant = MOE_DEFAULT;
+	const moe_way way = choose_way(&plain, pairs);
+
+	return way.product == moe_way::WIDE && !a->deterministic && chunk_pairs(&plain, way) >= pairs;
+}
+
+/* A mean of more than @more rows an expert, all of a bitrate and codebook that the products are compiled for. */
+static bool supports_many(const struct exl3_cuda_moe *a, unsigned variant, uint64_t more)
+{
+	const struct exl3_cuda_moe_plan *plan = a->plan;
+
+	if (a->device_cc != 90 || a->deterministic || !plan->pairs || !plan->gated ||
+	    all_pairs(a) <= more * plan->nr_experts)
+		return false;
+	for (int list = 0; list < 2; list++)
+		for (uint32_t c = 0; c < plan->nr_classes[list]; c++)
+			if (!many_of(variant, plan->class_variant[list][c]))
+				return false;
+	return true;
+}
+
+static bool supports_team(const struct exl3_cuda_moe *a)
+{
+	return supports_many(a, MOE_TEAM, 2);
+}
+
+static bool supports_tall(const struct exl3_cuda_moe *a)
+{
+	return supports_many(a, MOE_TALL, 4);
+}
+
+extern "C" const struct exl3_cuda_moe_variant exl3_cuda_moe_variants[] = {
+	{"moe", supports_default},
+	{"moe_pass", supports_pass},
+	{"moe_team", supports_team},
+	{"moe_tall", supports_tall},
+	{NULL, NULL},
+};
+static_assert(sizeof(exl3_cuda_moe_variants) / sizeof(exl3_cuda_moe_variants[0]) == EXL3_CUDA_MOE_VARIANTS_NR + 1,
+	      "the number of variants");
+
 extern "C" int exl3_cuda_moe_launch(const struct exl3_cuda_moe *a, cudaStream_t stream)
 {
 	const struct exl3_cuda_moe_plan *plan = a->plan;
@@ -414,6 +542,8 @@ extern "C" int exl3_cuda_moe_launch(const struct exl3_cuda_moe *a, cudaStream_t 
 	size_t fit;
 
 	if (a->nr_entries > EXL3_CUDA_MOE_ENTRIES_MAX || plan->hidden > ROW_MAX || plan->inter > ROW_MAX)
+		return -EOPNOTSUPP;
+	if (a->variant >= EXL3_CUDA_MOE_VARIANTS_NR || !exl3_cuda_moe_variants[a->variant].supports(a))
 		return -EOPNOTSUPP;
 	memset(&en, 0, sizeof(en));
 	en.nr = a->nr_entries;

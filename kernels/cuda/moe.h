@@ -46,6 +46,7 @@ struct exl3_cuda_moe {
 	                     * first one: all are of one exl3_cuda_moe_class()) */
 	uint8_t act; /* enum exl3_act, never DEFAULT */
 	uint8_t steps; /* bench only: align, input, gate and up, down, combine: how many of them; 0 is all */
+	uint8_t variant; /* place in exl3_cuda_moe_variants; 0: what is chosen when nobody asks */
 	float limit, routed_scale;
 	void *ws; /* as in struct exl3_cuda_linear */
 	size_t ws_bytes;
@@ -55,9 +56,20 @@ struct exl3_cuda_moe {
 /*
  * Enqueues the whole block. Tokens run in chunks that the workspace holds; what a token's result is
  * does not depend on its chunk, its neighbours or their order.
- * 0, -EOPNOTSUPP (more entries, or an expert shape that differs), -ENOMEM (workspace), -EIO.
+ * 0, -EOPNOTSUPP (more entries, an expert shape that differs, a variant that does not support it), -ENOMEM
+ * (workspace), -EIO.
  */
 int exl3_cuda_moe_launch(const struct exl3_cuda_moe *a, cudaStream_t stream);
+
+/* Other ways to run a block, for measuring: nobody gets one without asking for it by name. */
+struct exl3_cuda_moe_variant {
+	const char *name;
+	bool (*supports)(const struct exl3_cuda_moe *a); /* pure */
+};
+
+/* The first is the default; ends with a NULL name. */
+extern const struct exl3_cuda_moe_variant exl3_cuda_moe_variants[];
+#define EXL3_CUDA_MOE_VARIANTS_NR 4
 
 /* Deterministic entries of one class may be in one launch; 0: the (only) entry of @a has to be alone. Pure. */
 uint32_t exl3_cuda_moe_class(const struct exl3_cuda_moe *a);

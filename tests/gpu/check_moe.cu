@@ -4,7 +4,7 @@
  *
  * Random experts of every bitrate and codebook (also mixed in one layer), sizes off the block edges,
  * holes, garbage ids, repeated ids, all activations, merged entries, a small workspace (chunks), NaN
- * tokens, canaries around y. --quick: fewer cases, --tiny: a handful; last, --four: 4 bits only. Last line: "N passed, N failed".
+ * tokens, canaries around y; with every variant that supports a case. --quick: fewer cases, --tiny: a handful; last, --four: 4 bits only. Last line: "N passed, N failed".
  */
 #include "kernels/cuda/moe.h"
 #include "kernels/format.h"
@@ -13,6 +13,7 @@ extern "C" {
 #include "kernels/cpu/ref.h"
 }
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -152,6 +153,7 @@ struct request {
 	buffer x, y, ids, weights;
 	uint32_t x_stride, y_stride;
 	std::vector<char> expect; /* the oracle's f32 rows, each rounded up to 16 bytes */
+	uint64_t skips;           /* and how many bad ids it saw */
 };
 
 #define CANARY 64
@@ -251,11 +253,16 @@ static char *g_ws;
 static int g_cc; /* compute capability */
 static size_t g_ws_bytes = (size_t)256 << 20;
 static double g_worst;
+static int g_runs[EXL3_CUDA_MOE_VARIANTS_NR]; /* cases of each variant */
 
-/* Runs the requests as one launch and compares each with the oracle. */
-static bool run_case(layer &l, uint32_t hidden, std::vector<request> &reqs, uint8_t act, float limit,
-		     float scale, size_t ws_bytes, const char *what)
+/* Runs the requests as one launch of @variant and compares each with the oracle; true where it does not support them. */
+static bool run_variant(unsigned variant, layer &l, uint32_t hidden, std::vector<request> &reqs, uint8_t act, float limit,
+			float scale, size_t ws_bytes, const char *text)
 {
+	const struct exl3_cuda_moe_variant &v = exl3_cuda_moe_variants[variant];
+	char what[192];
+
+	snprintf(what, sizeof(what), "%s: %s", v.name, text);
 	std::vector<exl3_cuda_moe_entry> entries(reqs.size());
 	unsigned long long *skipped;
 	struct exl3_cuda_moe a = {};
@@ -268,6 +275,7 @@ static bool run_case(layer &l, uint32_t hidden, std::vector<request> &reqs, uint
 		exl3_cuda_moe_entry &e = entries[i];
 
 		r.x.upload();
+		memset(r.y.host.data(), 0xa5, r.y.host.size());
 		r.y.upload();
 		r.ids.upload();
 		r.weights.upload();
@@ -296,6 +304,12 @@ static bool run_case(layer &l, uint32_t hidden, std::vector<request> &reqs, uint
 	a.ws_bytes = ws_bytes;
 	a.device_sms = 132;
 	a.device_cc = g_cc;
+	a.variant = (uint8_t)variant;
+	if (!v.supports(&a)) {
+		cudaFree(skipped);
+		return exl3_cuda_moe_launch(&a, 0) == -EOPNOTSUPP;
+	}
+	g_runs[variant]++;
 	int ret = exl3_cuda_moe_launch(&a, 0);
 
 	CUDA(cudaDeviceSynchronize());
@@ -314,6 +328,15 @@ static bool run_case(layer &l, uint32_t hidden, std::vector<request> &reqs, uint
 		uint64_t skips = 0;
 
 		r.y.download();
+		if (variant) { /* the default has been compared, so the oracle has been asked */
+			ok &= close_enough(r, hidden, what, &g_worst);
+			if (counted[i] != r.skips) {
+				printf("%s: counted %llu bad ids, expected %llu\n", what, counted[i],
+				       (unsigned long long)r.skips);
+				ok = false;
+			}
+			continue;
+		}
 		std::vector<char> want((size_t)r.m * ((hidden * 4 + 15) / 16 * 16), 0);
 		rows.x = r.x.host.data();
 		rows.y = want.data();
@@ -343,6 +366,7 @@ static bool run_case(layer &l, uint32_t hidden, std::vector<request> &reqs, uint
 			return false;
 		}
 		r.expect = want;
+		r.skips = skips;
 		ok &= close_enough(r, hidden, what, &g_worst);
 		if (skips != counted[i]) {
 			printf("%s: counted %llu bad ids, expected %llu\n", what, counted[i],
@@ -350,6 +374,16 @@ static bool run_case(layer &l, uint32_t hidden, std::vector<request> &reqs, uint
 			ok = false;
 		}
 	}
+	return ok;
+}
+
+static bool run_case(layer &l, uint32_t hidden, std::vector<request> &reqs, uint8_t act, float limit, float scale,
+		     size_t ws_bytes, const char *what)
+{
+	bool ok = true;
+
+	for (unsigned v = 0; exl3_cuda_moe_variants[v].name; v++)
+		ok &= run_variant(v, l, hidden, reqs, act, limit, scale, ws_bytes, what);
 	return ok;
 }
 
@@ -394,6 +428,27 @@ int main(int argc, char **argv)
 				one(l, 256, 4, m, 2, IDS_GOOD, (int)(r + m), EXL3_ACT_SILU, 0, what);
 			}
 		}
+	for (int cb = 1; cb < 3; cb++) { /* Many rows of one expert: every width of the products, units that are cut. */
+		layer l(2, 384, 250, 8, cb, true, true);
+
+		for (uint32_t m : {7u, 15u, 16u, 17u, 31u, 33u, 47u, 64u, 66u, 81u, 100u, 129u, 190u, 200u, 257u, 300u}) {
+			if ((tiny && m != 33 && m != 200) || (quick && m % 2 == 0))
+				continue;
+			snprintf(what, sizeof(what), "one expert, codebook %d, %u rows", cb, m);
+			one(l, 384, 2, m, 1, IDS_ONE, (int)m, EXL3_ACT_SILU, 0, what);
+		}
+		/* More tasks than blocks run at a time, experts of all sizes, a chunk of the workspace at a time. */
+		if (!quick) {
+			layer w(96, 256, 512, 8, cb, true, false);
+			std::vector<request> reqs(2);
+
+			make_request(reqs[0], 700, 4, 256, 96, IDS_HOLES, cb);
+			make_request(reqs[1], 501, 2, 256, 96, IDS_GARBAGE, cb + 1);
+			count(run_case(w, 256, reqs, EXL3_ACT_SWIGLU_OAI, 2.0f, 1.5f, g_ws_bytes, "96 experts"));
+			count(run_case(w, 256, reqs, EXL3_ACT_GELU, 0, 1.0f, EXL3_CUDA_WS_ZERO + (24u << 20),
+				       "96 experts in chunks"));
+		}
+	}
 	{ /* Experts of different bitrates and codebooks, gate and up of one: a launch per class. */
 		layer l(16, 320, 200, -1, -1, true, true, true);
 
@@ -471,6 +526,8 @@ int main(int argc, char **argv)
 		layer f(8, 128, 128, 8, 1, true, false);
 		one(f, 128, 8, 1000, 2, IDS_HOLES, 1, EXL3_ACT_GELU, 0, "2000 pairs");
 	}
+	for (unsigned v = 0; exl3_cuda_moe_variants[v].name; v++)
+		printf("%s: %d cases\n", exl3_cuda_moe_variants[v].name, g_runs[v]);
 	printf("largest rms error %.2e\n", g_worst);
 	printf("%d passed, %d failed\n", passed, failed);
 	return failed != 0;

@@ -5,7 +5,8 @@
  * Every CUDA thread is a fiber; warp and block barriers, shuffles and tensor instructions are meeting
  * points. Blocks run one after another in ascending order, so a block may wait for lower ones only.
  * Asynchronous copies happen when they are waited for, never earlier, and shared memory starts as NaN, so
- * a missing wait or barrier shows as a wrong result. Include before any kernel header, with -DEXL3_EMULATE.
+ * a missing wait or barrier shows as a wrong result; with emu::eager they happen at once, so a copy into a place that is
+ * still read shows. Include before any kernel header, with -DEXL3_EMULATE.
  */
 #ifndef EXL3_TESTS_EMULATE_H
 #define EXL3_TESTS_EMULATE_H
@@ -56,6 +57,7 @@ static std::vector<warp> warps;
 static thread *now;
 static unsigned block_arrived, block_phase;
 static dim3 block_index, block_dim, grid_dim;
+static bool eager;
 } /* namespace emu */
 
 /* What the kernels call their dynamic shared memory. */
@@ -342,7 +344,10 @@ static inline uint2 lds64(uint32_t addr)
 
 static inline void cp_async16(uint32_t dst, const void *src)
 {
-	emu::now->open.push_back({emu::shared + dst, src});
+	if (emu::eager)
+		memcpy(emu::shared + dst, src, 16);
+	else
+		emu::now->open.push_back({emu::shared + dst, src});
 }
 
 static inline void cp_async_commit()

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* moe_many.h - the products for many rows that only a named variant of the routed block takes (moe.h). */
+#ifndef EXL3_CUDA_MOE_MANY_H
+#define EXL3_CUDA_MOE_MANY_H
+
+#include "kernels/cuda/moe_int.h"
+
+namespace exl3
+{
+
+constexpr uint32_t TALL_ROWS = 256; /* of a unit at most, moe_tall.cuh */
+
+struct moe_many_args {
+	moe_gemm_args g; /* image: MOE_TILES; gate and up: out is NULL; down: next_* are not used */
+	float *scratch;  /* moe_tall.cuh, gate and up: [blocks][TALL_ROWS][128], of any content */
+};
+
+/* Which (rate2, codebook) these are compiled for. */
+#define EXL3_MOE_MANY_VARIANTS(X) X(8, 1) X(8, 2)
+
+/* team: up to 64 rows a unit (g.tile 32 or 64); tall: up to TALL_ROWS. sm_90a. 0 or -EIO. */
+#define X(rate2, cb)                                                                               \
+	int moe_team_##rate2##_##cb(const moe_many_args &a, int sms, cudaStream_t stream);         \
+	int moe_tall_##rate2##_##cb(const moe_many_args &a, int sms, cudaStream_t stream);
+EXL3_MOE_MANY_VARIANTS(X)
+#undef X
+
+} /* namespace exl3 */
+#endif
