@@ -8,6 +8,7 @@
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/dev.h"
 #include "kernels/cuda/lower.h"
+#include "kernels/cuda/moe.h"
 
 #include <errno.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 /* ---- the list of variants, as backend.h wants it ---- */
 
 #define KERNELS_MAX 96
+#define COMPOSED    (2 + EXL3_CUDA_MOE_VARIANTS_NR) /* entries behind the linear ones */
 
 struct exl3_kernel exl3_cuda_kernel_table[KERNELS_MAX + 1];
 static const struct exl3_cuda_linear_kernel *g_linear[KERNELS_MAX];
@@ -41,7 +43,7 @@ template <> struct fill_supports<-1> {
 	static void at(struct exl3_kernel *) {}
 };
 
-/* Composed operations choose their kernels themselves: one entry each, behind the linear ones. */
+/* Composed operations choose their kernels themselves: one entry each, and the routed block's variants for who names one. */
 static const struct exl3_kernel *g_mlp, *g_moe, *g_mla;
 
 static bool supports_mlp(const struct exl3_dev *dev, const struct exl3_work *work)
@@ -50,10 +52,22 @@ static bool supports_mlp(const struct exl3_dev *dev, const struct exl3_work *wor
 	return work->op == EXL3_OP_MLP;
 }
 
-static bool supports_moe(const struct exl3_dev *dev, const struct exl3_work *work)
+template <unsigned V> static bool supports_moe(const struct exl3_dev *dev, const struct exl3_work *work)
 {
-	(void)dev;
-	return work->op == EXL3_OP_MOE && exl3_cuda_supports_moe(work);
+	return work->op == EXL3_OP_MOE && exl3_cuda_supports_moe(&dev->place, work, V);
+}
+
+template <unsigned V> static void list_moe(struct exl3_kernel *k)
+{
+	if constexpr (V < EXL3_CUDA_MOE_VARIANTS_NR) {
+		k[V] = {exl3_cuda_moe_variants[V].name, EXL3_OP_MOE, supports_moe<V>, NULL};
+		list_moe<V + 1>(k);
+	}
+}
+
+unsigned exl3_cuda_moe_variant_of(const struct exl3_kernel *kernel)
+{
+	return kernel ? (unsigned)(kernel - g_moe) : 0;
 }
 
 static bool supports_mla(const struct exl3_dev *dev, const struct exl3_work *work)
@@ -68,7 +82,7 @@ __attribute__((constructor)) static void list_kernels(void)
 	struct exl3_kernel *k;
 
 	for (const struct exl3_cuda_linear_kernel *t : tables)
-		for (; t->name && g_nr_kernels < KERNELS_MAX - 3; t++) {
+		for (; t->name && g_nr_kernels < KERNELS_MAX - COMPOSED; t++) {
 			g_linear[g_nr_kernels] = t;
 			exl3_cuda_kernel_table[g_nr_kernels].name = t->name;
 			exl3_cuda_kernel_table[g_nr_kernels].op = EXL3_OP_LINEAR;
@@ -77,12 +91,12 @@ __attribute__((constructor)) static void list_kernels(void)
 	fill_supports<KERNELS_MAX - 1>::at(exl3_cuda_kernel_table);
 	k = &exl3_cuda_kernel_table[g_nr_kernels];
 	k[0] = {"mlp", EXL3_OP_MLP, supports_mlp, NULL};
-	k[1] = {"moe", EXL3_OP_MOE, supports_moe, NULL};
-	k[2] = {"mla", EXL3_OP_MLA_DECODE, supports_mla, NULL};
+	k[1] = {"mla", EXL3_OP_MLA_DECODE, supports_mla, NULL};
+	list_moe<0>(k + 2);
 	g_mlp = &k[0];
-	g_moe = &k[1];
-	g_mla = &k[2];
-	for (k += 3; k <= &exl3_cuda_kernel_table[KERNELS_MAX]; k++)
+	g_mla = &k[1];
+	g_moe = &k[2];
+	for (k += COMPOSED; k <= &exl3_cuda_kernel_table[KERNELS_MAX]; k++)
 		memset(k, 0, sizeof(*k));
 }
 
@@ -361,7 +375,7 @@ const struct exl3_kernel *exl3_cuda_select(const struct exl3_dev *dev, const str
 	case EXL3_OP_MLP:
 		return g_mlp;
 	case EXL3_OP_MOE:
-		return supports_moe(dev, work) ? g_moe : NULL;
+		return supports_moe<0>(dev, work) ? g_moe : NULL;
 	case EXL3_OP_MLA_DECODE:
 		return supports_mla(dev, work) ? g_mla : NULL;
 	default:

@@ -18,7 +18,10 @@ int exl3_cuda_stage(struct exl3_cuda_place *p, struct exl3_cuda_slot *slot, uint
 int exl3_cuda_lower_moe(struct exl3_cuda_place *p, struct exl3_cuda_slot *slot);
 int exl3_cuda_lower_mla(struct exl3_cuda_place *p, struct exl3_cuda_slot *slot);
 bool exl3_cuda_supports_mla(const struct exl3_cuda_place *p, const struct exl3_work *work);
-bool exl3_cuda_supports_moe(const struct exl3_work *work);
+/* @variant: place in exl3_cuda_moe_variants. */
+bool exl3_cuda_supports_moe(const struct exl3_cuda_place *p, const struct exl3_work *work, unsigned variant);
+/* lower.cu: that of an entry of the kernel table; 0, the default, of NULL. */
+unsigned exl3_cuda_moe_variant_of(const struct exl3_kernel *kernel);
 /* lower_class.cu: backend.h's merge_class(). */
 uint32_t exl3_cuda_merge_class(const struct exl3_dev *dev, const struct exl3_work *work);
 /* Rows that the few-row kernels take @m rows of @a's matrices for in deterministic mode, or 0: they do not. */

@@ -6,9 +6,30 @@
 #include <errno.h>
 #include <string.h>
 
-bool exl3_cuda_supports_moe(const struct exl3_work *work)
+bool exl3_cuda_supports_moe(const struct exl3_cuda_place *p, const struct exl3_work *work, unsigned variant)
 {
-	return work->u.moe.plan && work->nr_rows <= EXL3_CUDA_MOE_ENTRIES_MAX;
+	struct exl3_cuda_moe_entry entries[EXL3_CUDA_MOE_ENTRIES_MAX];
+	struct exl3_cuda_moe a;
+
+	if (!work->u.moe.plan || work->nr_rows > EXL3_CUDA_MOE_ENTRIES_MAX)
+		return false;
+	if (!variant)
+		return true;
+	memset(&a, 0, sizeof(a));
+	memset(entries, 0, sizeof(entries));
+	for (uint32_t i = 0; i < work->nr_rows; i++) {
+		entries[i].m = work->rows[i].m;
+		entries[i].topk = work->u.moe.routes[i].topk;
+	}
+	a.plan = (const struct exl3_cuda_moe_plan *)work->u.moe.plan;
+	a.entries = entries;
+	a.nr_entries = work->nr_rows;
+	a.deterministic = work->deterministic || p->deterministic;
+	a.variant = (uint8_t)variant;
+	a.ws_bytes = p->ws_bytes / 2; /* what staged rows leave, at least */
+	a.device_sms = p->dev->sms;
+	a.device_cc = p->dev->cc;
+	return exl3_cuda_moe_variants[variant].supports(&a);
 }
 
 uint32_t exl3_cuda_class_of_moe(const struct exl3_cuda_place *p, const struct exl3_work *work)
@@ -16,7 +37,7 @@ uint32_t exl3_cuda_class_of_moe(const struct exl3_cuda_place *p, const struct ex
 	struct exl3_cuda_moe_entry e;
 	struct exl3_cuda_moe a;
 
-	if (!exl3_cuda_supports_moe(work))
+	if (!exl3_cuda_supports_moe(p, work, 0))
 		return 0;
 	memset(&a, 0, sizeof(a));
 	memset(&e, 0, sizeof(e));
@@ -40,7 +61,7 @@ int exl3_cuda_lower_moe(struct exl3_cuda_place *p, struct exl3_cuda_slot *slot)
 	size_t ws_bytes;
 	int ret;
 
-	if (!exl3_cuda_supports_moe(slot->work))
+	if (!exl3_cuda_supports_moe(p, slot->work, exl3_cuda_moe_variant_of(slot->work->kernel)))
 		return -EOPNOTSUPP;
 	ret = exl3_cuda_stage(p, slot, up->k, up->k_log, &staged, &ws_bytes);
 	if (ret)
@@ -71,6 +92,7 @@ int exl3_cuda_lower_moe(struct exl3_cuda_place *p, struct exl3_cuda_slot *slot)
 	a.entries = entries;
 	a.nr_entries = work->nr_rows;
 	a.deterministic = work->deterministic || p->deterministic;
+	a.variant = (uint8_t)exl3_cuda_moe_variant_of(work->kernel);
 	a.act = work->u.moe.act;
 	a.limit = work->u.moe.limit;
 	a.routed_scale = work->u.moe.routed_scale;

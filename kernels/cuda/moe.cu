@@ -50,7 +50,7 @@ static const struct {
 #define NR_VARIANTS (sizeof(g_variants) / sizeof(g_variants[0]))
 
 /* Places in exl3_cuda_moe_variants. */
-enum { MOE_DEFAULT, MOE_PASS, MOE_TEAM, MOE_TALL };
+enum { MOE_DEFAULT, MOE_PASS, MOE_TEAM, MOE_TALL, MOE_TURNS };
 
 typedef int (*moe_many_fn)(const moe_many_args &a, int sms, cudaStream_t stream);
 
@@ -63,9 +63,11 @@ static const struct {
 #undef X
 };
 
-/* The product of variant MOE_TEAM or MOE_TALL for experts of @v of g_variants, or NULL. */
+/* The product of variant MOE_TEAM, MOE_TALL or MOE_TURNS for experts of @v of g_variants, or NULL. */
 static moe_many_fn many_of(unsigned variant, unsigned v)
 {
+	if (variant == MOE_TURNS)
+		return g_variants[v].rate2 == 8 && g_variants[v].codebook == EXL3_CB_MCG ? moe_turns_8_1 : NULL;
 	for (const auto &m : g_many)
 		if (m.rate2 == g_variants[v].rate2 && m.codebook == g_variants[v].codebook)
 			return variant == MOE_TEAM ? m.team : m.tall;
@@ -218,7 +220,7 @@ static moe_way choose_way(const struct exl3_cuda_moe *a, uint64_t pairs)
 
 	if (a->variant == MOE_TEAM)
 		return {moe_way::TEAM, mean <= 20 ? 32u : 64u, 8};
-	if (a->variant == MOE_TALL)
+	if (a->variant == MOE_TALL || a->variant == MOE_TURNS)
 		return {moe_way::TALL, TALL_ROWS, 8};
 	if (!plan->pairs)
 		return {moe_way::GEMM, mean <= 12 ? 16u : 64u, 1};
@@ -523,11 +525,17 @@ static bool supports_tall(const struct exl3_cuda_moe *a)
 	return supports_many(a, MOE_TALL, 4);
 }
 
+static bool supports_turns(const struct exl3_cuda_moe *a)
+{
+	return supports_many(a, MOE_TURNS, 4);
+}
+
 extern "C" const struct exl3_cuda_moe_variant exl3_cuda_moe_variants[] = {
 	{"moe", supports_default},
 	{"moe_pass", supports_pass},
 	{"moe_team", supports_team},
 	{"moe_tall", supports_tall},
+	{"moe_tall_turns", supports_turns},
 	{NULL, NULL},
 };
 static_assert(sizeof(exl3_cuda_moe_variants) / sizeof(exl3_cuda_moe_variants[0]) == EXL3_CUDA_MOE_VARIANTS_NR + 1,

@@ -24,6 +24,7 @@ struct moe_many_args {
 	int moe_tall_##rate2##_##cb(const moe_many_args &a, int sms, cudaStream_t stream);
 EXL3_MOE_MANY_VARIANTS(X)
 #undef X
+int moe_turns_8_1(const moe_many_args &a, int sms, cudaStream_t stream); /* tall, see TURNS there */
 
 } /* namespace exl3 */
 #endif

@@ -14,20 +14,23 @@
  *   producer    | wait empty s | expect, trellis s, X s | wait empty s+1 | ...
  *   consumer    | wait full s | decode 0 | wgmma 0 | decode 1 | wgmma 1, wait 0 | ...
  *
+ * With TURNS the warpgroups multiply in turns, gemm_turns.cuh, so that one decodes while the other multiplies.
+ *
  * A task is (unit, strip); blocks walk the list with a stride, so that the strips of a unit run together and its X
  * comes from the L2. The epilogue takes 32 rows at a time through shared memory; the producer goes on meanwhile.
  */
 #ifndef EXL3_CUDA_MOE_TALL_CUH
 #define EXL3_CUDA_MOE_TALL_CUH
 
+#include "kernels/cuda/gemm_turns.cuh"
 #include "kernels/cuda/moe_many.cuh"
 
 namespace exl3
 {
 
-template <int RATE2_, int CB_, bool GATED_> struct tall_cfg {
+template <int RATE2_, int CB_, bool GATED_, bool TURNS_ = false> struct tall_cfg {
 	static constexpr int RATE2 = RATE2_, CB = CB_, TN = (int)TALL_ROWS;
-	static constexpr bool GATED = GATED_;
+	static constexpr bool GATED = GATED_, TURNS = TURNS_;
 	static constexpr int CONSUMERS = 8, THREADS = 32 * (CONSUMERS + 4), GROUP = 2;
 	static constexpr int HX = CB == CB_MUL1 ? 0 : 1; /* trellis.cuh */
 	/* Registers per thread: what the producers give back of those at entry goes to the consumers. */
@@ -42,7 +45,7 @@ template <int RATE2_, int CB_, bool GATED_> struct tall_cfg {
 	static constexpr int FIT     = (226 * 1024 - BUF - 256) / STAGE;
 	static constexpr int STAGES  = FIT > 8 ? 8 : FIT;
 	static constexpr int BUF_AT  = STAGES * STAGE, FULL_AT = BUF_AT + BUF, EMPTY_AT = FULL_AT + 8 * STAGES;
-	static constexpr int SMEM    = EMPTY_AT + 8 * STAGES;
+	static constexpr int TURN_AT = EMPTY_AT + 8 * STAGES, SMEM = TURN_AT + (TURNS ? turns<2>::BYTES : 0);
 	static_assert(STAGES >= 3, "too little shared memory for a pipeline");
 	static_assert(BUF_AT % 16 == 0 && FULL_AT % 8 == 0, "alignment");
 };
@@ -98,15 +101,18 @@ EXL3_DEV void tall_produce(const moe_gemm_args &a, const moe_unit *units, uint32
 	}
 }
 
-/* Where the consumers are in the ring. */
+/* Where the consumers are in the ring, and whose turn it is. */
 struct tall_place {
 	uint32_t s, parity;
+	turns<2> turn;
 };
 
 /* Sums of one task and projection; warp w has columns 16w .. + 15 of the strip. */
 template <class C, int N>
-EXL3_DEV void tall_sums(const moe_gemm_args &a, uint32_t smem, tall_place &at, const run_lane<C::RATE2> &rl, float (&d)[N / 2])
+EXL3_DEV void tall_sums(const moe_gemm_args &a, const char *base, tall_place &at, const run_lane<C::RATE2> &rl,
+			float (&d)[N / 2])
 {
+	const uint32_t smem = smem_addr(base);
 	const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
 	uint32_t before = C::STAGES;
 
@@ -156,6 +162,31 @@ EXL3_DEV void tall_sums(const moe_gemm_args &a, uint32_t smem, tall_place &at, c
 	wgmma_hold(d);
 	if (lane == 0)
 		mbar_arrive(smem + C::EMPTY_AT + 8 * before);
+}
+
+/* The same, in turns. */
+template <class C, int N>
+EXL3_DEV void tall_sums_in_turns(const moe_gemm_args &a, const char *base, tall_place &at, float (&d)[N / 2])
+{
+	const uint32_t smem = smem_addr(base), warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+
+#pragma unroll
+	for (int i = 0; i < N / 2; i++)
+		d[i] = 0.0f;
+#pragma unroll 1
+	for (uint32_t step = a.k / 64; step; step--) {
+		const uint64_t desc = wgmma_desc(smem + at.s * C::STAGE);
+		const uint32_t *w = (const uint32_t *)(base + at.s * C::STAGE + C::X_BYTES) + warp * run<C::RATE2>::WORDS;
+
+		mbar_wait(smem + C::FULL_AT + 8 * at.s, at.parity);
+		turns_stage<C::RATE2, C::CB, N, 2>(w, (uint32_t)(desc >> 32), (uint32_t)desc, at.turn, (int)lane, d);
+		if (lane == 0)
+			mbar_arrive(smem + C::EMPTY_AT + 8 * at.s);
+		if (++at.s == C::STAGES) {
+			at.s = 0;
+			at.parity ^= 1;
+		}
+	}
 }
 
 /* All consumers: sums of projection @proj to where they go. @scratch: the block's. */
@@ -213,7 +244,10 @@ EXL3_DEV void tall_do(const moe_gemm_args &a, const tall_task &t, uint32_t proj,
 {
 	float d[N / 2];
 
-	tall_sums<C, N>(a, smem_addr(smem), at, rl, d);
+	if constexpr (C::TURNS)
+		tall_sums_in_turns<C, N>(a, smem, at, d);
+	else
+		tall_sums<C, N>(a, smem, at, rl, d);
 	tall_finish<C, N>(a, t, proj, d, (float *)(smem + C::BUF_AT), scratch);
 }
 
@@ -230,6 +264,8 @@ __global__ void __launch_bounds__(C::THREADS, 1) moe_tall_kernel(const __grid_co
 			mbar_init(smem + C::FULL_AT + 8 * i, 1);
 			mbar_init(smem + C::EMPTY_AT + 8 * i, C::CONSUMERS);
 		}
+		if (C::TURNS)
+			turns<2>::init(smem + C::TURN_AT);
 		mbar_init_fence();
 	}
 	__syncthreads();
@@ -247,7 +283,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) moe_tall_kernel(const __grid_co
 	registers_more<C::REGS_CONSUMER>();
 	const run_lane<C::RATE2> rl((int)(threadIdx.x & 31));
 	float *scratch = args.scratch + (size_t)blockIdx.x * (TALL_ROWS * 128);
-	tall_place at = {0, 0};
+	tall_place at = {0, 0, turns<2>(smem + C::TURN_AT, (int)(warp >> 2))};
 
 #pragma unroll 1
 	for (uint32_t task = blockIdx.x; task < tasks; task += gridDim.x) {
@@ -286,10 +322,10 @@ template <class C> static int tall_start(const moe_many_args &a, int sms, cudaSt
 			 dim3(a.g.tasks_max < (uint32_t)sms ? a.g.tasks_max : (uint32_t)sms), C::THREADS, C::SMEM, stream, a);
 }
 
-template <int RATE2, int CB> static int tall_start_any(const moe_many_args &a, int sms, cudaStream_t stream)
+template <int RATE2, int CB, bool TURNS> static int tall_start_any(const moe_many_args &a, int sms, cudaStream_t stream)
 {
-	return a.g.nr_proj == 2 ? tall_start<tall_cfg<RATE2, CB, true>>(a, sms, stream) :
-				  tall_start<tall_cfg<RATE2, CB, false>>(a, sms, stream);
+	return a.g.nr_proj == 2 ? tall_start<tall_cfg<RATE2, CB, true, TURNS>>(a, sms, stream) :
+				  tall_start<tall_cfg<RATE2, CB, false, TURNS>>(a, sms, stream);
 }
 
 #endif

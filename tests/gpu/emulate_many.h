@@ -11,6 +11,8 @@
 
 #include <map>
 
+#define EXL3_CUDA_WGMMA_CUH /* emulate.h has its own */
+
 namespace emu
 {
 

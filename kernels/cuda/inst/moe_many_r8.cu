@@ -10,7 +10,7 @@
 	}                                                                                          \
 	int exl3::moe_tall_##rate2##_##cb(const moe_many_args &a, int sms, cudaStream_t stream)    \
 	{                                                                                          \
-		return tall_start_any<rate2, cb>(a, sms, stream);                                  \
+		return tall_start_any<rate2, cb, false>(a, sms, stream);                                  \
 	}
 X(8, 1)
 X(8, 2)
