@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # gpu.sh BUILD [FOLDER [SECTION...]] - every benchmark that needs a GPU, into FOLDER (default bench/results).
 #
-# Sections: kernels rpc daemon serving (default: all, in this order; together more than ten minutes).
+# Sections: kernels rpc daemon serving (default: all, in this order; together more than ten minutes); and, only where it is
+# named, candidates: kernels that are to be compared against those in use (docs/performance.md, "Not yet measured"); two minutes.
 # Small cells first, as clocks drift with heat. Each program measures its own ceilings in its run.
 # EXL3_COMMIT names the commit where there is no git history.
 set -u
@@ -67,6 +68,23 @@ serving() {
 		--private 8,16 --pin -o "$out/serving_$gpu.csv"
 	echo quit | timeout 5 nvidia-cuda-mps-control
 	unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+}
+
+# Kernels of a line take turns in one run. Ends with what the daemon would choose, so that a drift shows.
+candidates() {
+	local dense=("$build/bench/kernel_cuda" --all) m
+	run 20 "${dense[@]}" --no-cublas --shapes 0,1,2 --m 1 --kernels gemv_w12_fused,gemv_pairs_fused,gemv_lean_fused
+	run 20 "${dense[@]}" --no-cublas --shapes 0,1,2 --m 8 --kernels gemv_w16_shared,gemv_pairs_shared,gemv_lean_shared,gemv_lean_beside
+	run 20 "${dense[@]}" --no-cublas --shapes 0,2 --m 1,4 --codebooks mul1 --kernels gemv_w12_fused,gemv_pairs_fused,gemv_lean_fused
+	run 20 "${dense[@]}" --no-cublas --shapes 0,1,2 --m 16,32 --kernels gemv_wide,gemv_wide_beside
+	for m in 64 128 256; do
+		run 15 "${dense[@]}" --no-cublas --shapes 0,2,3 --m "$m" --kernels "wgmma_n$m,wgmma_packed_n$m,wgmma_turns_n$m"
+	done
+	run 60 "${dense[@]}" --shapes 0,2,3 --m 512,1024,2048 --dtype bf16 --kernels gemm,f16_library,f16_library_wgmma \
+		--csv "$scratch/many.csv"
+	cut -d , -f 1,2,7,8,10,11 "$scratch/many.csv"
+	run 20 "${dense[@]}" --no-cublas --trace --shapes 0,2 --m 1 --kernels gemv_w12_fused,gemv_lean_fused
+	run 20 "${dense[@]}" --no-cublas --shapes 0,2 --m 1,8,64
 }
 
 [ $# -gt 0 ] || set -- kernels rpc daemon serving

@@ -9,11 +9,12 @@
  * faster than the read rate has a warm cache and fails. Small cells come first, and one is repeated last.
  *
  *       kernel_cuda [--m 1,8] [--shapes 0,1] [--bits 4,6] [--codebooks mcg,mul1] [--dtype f16|bf16] [--kernels A,B]
- *                   [--ablate] [--trace] [--all] [--more] [--csv FILE] [--replays N] [--no-cublas]
+ *                   [--ablate] [--trace] [--all] [--candidates] [--more] [--csv FILE] [--replays N] [--no-cublas]
  *
  * Kernels that are named take turns (A B B A); us is the fastest kernel's time, auto_us that of the kernel
  * which the daemon would choose. max_err and rms_err: the first 128 columns of up to 8 rows of the last call
  * against double, relative to the rms of y. --more adds other bitrates and codebooks at few rows.
+ * Candidates (launch.h) take part where they are named, or all of them with --candidates.
  * --all prints every kernel of a cell, not only the fastest; --ablate leaves parts of the work out
  * (t: input transform, r: sums across blocks and output, all: everything) to place the time; --trace prints how many
  * clocks blocks spend from point to point, mean and largest.
@@ -467,7 +468,7 @@ static std::vector<std::string> split(const char *s)
 
 struct options {
 	std::vector<std::string> kernels;
-	bool all = false, ablate = false, trace = false;
+	bool all = false, ablate = false, trace = false, candidates = false;
 	FILE *csv = NULL;
 };
 
@@ -529,10 +530,13 @@ static double measure(const cell &c, const options &o, const blas &b)
 
 	for (const exl3_cuda_linear_kernel *table :
 	     {exl3_cuda_gemv_kernels, exl3_cuda_gemm_kernels})
-		for (const exl3_cuda_linear_kernel *k = table; k->name; k++)
-			if (o.kernels.empty() || std::find(o.kernels.begin(), o.kernels.end(), k->name) !=
-							 o.kernels.end())
+		for (const exl3_cuda_linear_kernel *k = table; k->name; k++) {
+			const bool named = std::find(o.kernels.begin(), o.kernels.end(), k->name) !=
+					   o.kernels.end();
+
+			if (named || (o.kernels.empty() && (!k->candidate || o.candidates)))
 				list.push_back(k);
+		}
 	for (const exl3_cuda_linear_kernel *k : list)
 		times.push_back(run_cell(k, c, false, 0));
 	/* Kernels that were named are compared: A B B A, so that a drift of clocks is in both. */
@@ -627,8 +631,9 @@ int main(int argc, char **argv)
 		const char *val = i + 1 < argc ? argv[i + 1] : "";
 
 		if (opt == "--all" || opt == "--ablate" || opt == "--no-cublas" ||
-		    opt == "--trace" || opt == "--more") {
+		    opt == "--trace" || opt == "--more" || opt == "--candidates") {
 			more |= opt == "--more";
+			o.candidates |= opt == "--candidates";
 			o.trace |= opt == "--trace";
 			o.all |= opt == "--all";
 			o.ablate |= opt == "--ablate";

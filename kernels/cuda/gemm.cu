@@ -312,14 +312,16 @@ EXL3_GEMM_VARIANTS(DEFINE)
 EXL3_GEMM_CANDIDATES(DEFINE)
 
 #define ENTRY(name, ...) \
-	{"wgmma_" #name, supports_##name, ws_bytes_##name, launch_##name},
+	{"wgmma_" #name, supports_##name, ws_bytes_##name, launch_##name, false},
+#define ENTRY_CANDIDATE(name, ...) \
+	{"wgmma_" #name, supports_##name, ws_bytes_##name, launch_##name, true},
 const struct exl3_cuda_linear_kernel exl3_cuda_gemm_kernels[] = {
-	{"gemm", exl3::auto_supports, exl3::auto_ws_bytes, exl3::auto_launch},
+	{"gemm", exl3::auto_supports, exl3::auto_ws_bytes, exl3::auto_launch, false},
 	EXL3_GEMM_VARIANTS(ENTRY){"mma_n64", exl3_gemm_portable_supports,
-				  exl3_gemm_portable_ws_bytes, exl3_gemm_portable_launch},
-	{"f16_library", exl3_gemm_f16_supports, exl3_gemm_f16_ws_bytes, exl3_gemm_f16_launch},
+				  exl3_gemm_portable_ws_bytes, exl3_gemm_portable_launch, false},
+	{"f16_library", exl3_gemm_f16_supports, exl3_gemm_f16_ws_bytes, exl3_gemm_f16_launch, false},
 	{"f16_library_wgmma", exl3_gemm_f16_wgmma_supports, exl3_gemm_f16_ws_bytes,
-	 exl3_gemm_f16_wgmma_launch},
-	EXL3_GEMM_CANDIDATES(ENTRY)
+	 exl3_gemm_f16_wgmma_launch, true},
+	EXL3_GEMM_CANDIDATES(ENTRY_CANDIDATE)
 	{},
 };

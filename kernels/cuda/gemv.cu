@@ -353,7 +353,7 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int variant, int mode,
 
 } /* namespace exl3 */
 
-#define GEMV_KERNEL(NAME, VARIANT, MODE)                                                        \
+#define GEMV_KERNEL(NAME, VARIANT, MODE, CANDIDATE)                                             \
 	{                                                                                       \
 		NAME,                                                                           \
 			[](const struct exl3_cuda_linear *a) {                                  \
@@ -363,20 +363,21 @@ static int gemv_launch(const struct exl3_cuda_linear *a, int variant, int mode,
 			[](const struct exl3_cuda_linear *a, cudaStream_t stream) {             \
 				return exl3::gemv_launch(a, exl3::VARIANT, exl3::MODE, stream); \
 			},                                                                      \
+			CANDIDATE,                                                              \
 	}
 
 extern "C" const struct exl3_cuda_linear_kernel exl3_cuda_gemv_kernels[] = {
-	GEMV_KERNEL("gemv", VARIANT_AUTO, MODE_AUTO),
-	GEMV_KERNEL("gemv_w12_fused", VARIANT_W12, MODE_FUSED),
-	GEMV_KERNEL("gemv_w12_shared", VARIANT_W12, MODE_SHARED),
-	GEMV_KERNEL("gemv_w16_fused", VARIANT_W16, MODE_FUSED),
-	GEMV_KERNEL("gemv_w16_shared", VARIANT_W16, MODE_SHARED),
-	GEMV_KERNEL("gemv_wide", VARIANT_WIDE, MODE_SHARED),
-	GEMV_KERNEL("gemv_wide_beside", VARIANT_WIDE, MODE_SHARED_BESIDE),
-	GEMV_KERNEL("gemv_pairs_fused", VARIANT_PAIRS, MODE_FUSED),
-	GEMV_KERNEL("gemv_pairs_shared", VARIANT_PAIRS, MODE_SHARED),
-	GEMV_KERNEL("gemv_lean_fused", VARIANT_LEAN, MODE_FUSED),
-	GEMV_KERNEL("gemv_lean_shared", VARIANT_LEAN, MODE_SHARED),
-	GEMV_KERNEL("gemv_lean_beside", VARIANT_LEAN, MODE_SHARED_BESIDE),
+	GEMV_KERNEL("gemv", VARIANT_AUTO, MODE_AUTO, false),
+	GEMV_KERNEL("gemv_w12_fused", VARIANT_W12, MODE_FUSED, false),
+	GEMV_KERNEL("gemv_w12_shared", VARIANT_W12, MODE_SHARED, false),
+	GEMV_KERNEL("gemv_w16_fused", VARIANT_W16, MODE_FUSED, false),
+	GEMV_KERNEL("gemv_w16_shared", VARIANT_W16, MODE_SHARED, false),
+	GEMV_KERNEL("gemv_wide", VARIANT_WIDE, MODE_SHARED, false),
+	GEMV_KERNEL("gemv_wide_beside", VARIANT_WIDE, MODE_SHARED_BESIDE, true),
+	GEMV_KERNEL("gemv_pairs_fused", VARIANT_PAIRS, MODE_FUSED, true),
+	GEMV_KERNEL("gemv_pairs_shared", VARIANT_PAIRS, MODE_SHARED, true),
+	GEMV_KERNEL("gemv_lean_fused", VARIANT_LEAN, MODE_FUSED, true),
+	GEMV_KERNEL("gemv_lean_shared", VARIANT_LEAN, MODE_SHARED, true),
+	GEMV_KERNEL("gemv_lean_beside", VARIANT_LEAN, MODE_SHARED_BESIDE, true),
 	{},
 };

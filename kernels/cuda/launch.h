@@ -67,6 +67,7 @@ struct exl3_cuda_linear_kernel {
 	bool (*supports)(const struct exl3_cuda_linear *a);
 	size_t (*ws_bytes)(const struct exl3_cuda_linear *a);
 	int (*launch)(const struct exl3_cuda_linear *a, cudaStream_t stream);
+	bool candidate; /* to be compared with what is in use: runs only where it is named */
 };
 
 /* Tables end with a NULL name. */

@@ -24,6 +24,8 @@ facts() {
 kernels() {
 	step 60 "linear, every variant" "$build/tests/gpu/check_linear"
 	step 60 "linear, many rows" "$build/tests/gpu/check_gemm" check
+	step 60 "linear, candidates" "$build/tests/gpu/check_linear" --candidates --quick
+	step 60 "linear, candidates for many rows" "$build/tests/gpu/check_gemm" check candidates
 	step 60 "MLA" "$build/tests/gpu/check_mla" skip=wide
 	step 40 "MLA, many heads" "$build/tests/gpu/check_mla" only=wide
 	step 60 "routed experts" "$build/tests/gpu/check_moe"

@@ -3,7 +3,7 @@
  * check_gemm.cu - the kernels for many rows against the format's definition, computed in double on the GPU;
  * with "bench" as first argument, their times with cold weights.
  *
- *       check_gemm [check [NAME]] | bench [SUBSTRING [M ...]]
+ *       check_gemm [check [NAME | candidates]] | bench [SUBSTRING [M ...]]
  */
 #include "kernels/cuda/gemm_f16.h"
 #include "kernels/cuda/launch.h"
@@ -29,7 +29,7 @@ static int sms, cc;
 
 /* ---- reference ---- */
 
-static __host__ __device__ uint32_t hash32(uint32_t x)
+static __device__ uint32_t hash32(uint32_t x)
 {
 	x ^= x >> 16;
 	x *= 0x7feb352du;
@@ -39,7 +39,7 @@ static __host__ __device__ uint32_t hash32(uint32_t x)
 }
 
 /* -1..1, the sum of two uniform values. */
-static __host__ __device__ float noise(uint32_t seed, uint32_t i)
+static __device__ float noise(uint32_t seed, uint32_t i)
 {
 	uint32_t h = hash32(seed * 0x9e3779b9u + i);
 
@@ -324,7 +324,11 @@ static int run_case(const test_case &t, const char *only)
 		double s[4], worst = 0, rms = 0, bad = 0;
 		const char *why = NULL;
 
-		if ((only && strcmp(only, kn->name)) || !kn->supports(&a))
+		const bool wanted = !only                        ? !kn->candidate
+				    : strcmp(only, "candidates") ? !strcmp(only, kn->name)
+								 : kn->candidate;
+
+		if (!wanted || !kn->supports(&a))
 			continue;
 		a.ws_bytes = kn->ws_bytes(&a);
 		CUDA(cudaMalloc(&a.ws, a.ws_bytes));
@@ -542,7 +546,8 @@ static int bench(const char *part, int nr_m, char **m_args)
 				/* Tiles far smaller than m: slow and of no interest. */
 				const char *tokens = strstr(kn->name, "_n");
 
-				if ((part && !strstr(kn->name, part)) || !kn->supports(&a[0]) ||
+				if ((part && !strstr(kn->name, part)) || (!part && kn->candidate) ||
+				    !kn->supports(&a[0]) ||
 				    (tokens && (uint32_t)atoi(tokens + 2) * 8 < m))
 					continue;
 				const size_t ws_bytes = kn->ws_bytes(&a[0]);

@@ -7,7 +7,9 @@
  * exactly, so one reference serves every input type. Checked beside the values: bytes around and between
  * the output rows, the workspace's zero part, repeatability bit by bit, and that a NaN stays in its row.
  *
- *       check_linear [--quick] [--kernel NAME] [--verbose]       exit status 77: no device
+ *       check_linear [--quick] [--kernel NAME | --candidates] [--verbose]       exit status 77: no device
+ *
+ * Candidates (launch.h) are checked where they are named or asked for, so that one that hangs takes nothing else along.
  */
 #include "kernels/cuda/launch.h"
 #include "kernels/format.h"
@@ -32,7 +34,7 @@ static const uint8_t CANARY = 0xa5;
 static const uint32_t M_MAX = 33;
 
 static unsigned long passed, failed;
-static bool quick, verbose;
+static bool quick, verbose, candidates;
 static const char *only;
 static cudaDeviceProp prop;
 static uint8_t *ws;
@@ -496,7 +498,7 @@ static void run_all(const layer &l, const setting &s, const char *what)
 	for (const exl3_cuda_linear_kernel *table :
 	     {exl3_cuda_gemv_kernels, exl3_cuda_gemm_kernels})
 		for (const exl3_cuda_linear_kernel *k = table; k->name; k++)
-			if (!only || !strcmp(only, k->name))
+			if (only ? !strcmp(only, k->name) : k->candidate == candidates)
 				run(k, l, s, what);
 }
 
@@ -672,10 +674,12 @@ int main(int argc, char **argv)
 			quick = true;
 		else if (!strcmp(argv[i], "--verbose"))
 			verbose = true;
+		else if (!strcmp(argv[i], "--candidates"))
+			candidates = true;
 		else if (!strcmp(argv[i], "--kernel") && i + 1 < argc)
 			only = argv[++i];
 		else
-			return printf("usage: %s [--quick] [--verbose] [--kernel NAME]\n", argv[0]),
+			return printf("usage: %s [--quick] [--verbose] [--kernel NAME | --candidates]\n", argv[0]),
 			       2;
 	}
 	int devices = 0;
