@@ -41,7 +41,8 @@ WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -W
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer $(if $(findstring undefined,$(SAN)),-fno-sanitize-recover=undefined))
 HARDEN   := $(if $(SAN),,-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3)
 CFLAGS   ?= -O2 -g
-ALL_CFLAGS := -std=c11 -D_GNU_SOURCE $(CFLAGS) $(WARN) -fno-common -fvisibility=hidden \
+# The same bits whatever the folder: names in the objects are relative to the tree.
+ALL_CFLAGS := -std=c11 -D_GNU_SOURCE $(CFLAGS) $(WARN) -ffile-prefix-map=$(CURDIR)=. -fno-common -fvisibility=hidden \
 	-fstack-protector-strong -fPIC -fopenmp-simd $(HARDEN) $(SANFLAGS) -I. -Iclient -I$(BUILD)/gen \
 	-DEXL3_DAEMON_VERSION='"$(VERSION)"'
 ALL_LDFLAGS := $(LDFLAGS) $(SANFLAGS) -Wl,-z,relro,-z,now

@@ -27,6 +27,12 @@ if nm -D --defined-only "$root/lib/libexl3.so" | awk '$2 ~ /[TDBR]/ { sub(/@.*/,
 	echo "libexl3.so exports names that are not exl3_*" >&2
 	exit 1
 fi
+# Nothing of the folder that it was built in.
+tree=$(cd "$(dirname "$0")/.." && pwd)
+if grep -lF "$tree/" "$root/bin/exl3ctl" "$root/sbin/exl3-daemon" "$root/lib/libexl3.so.0" "$root/lib/libexl3.a"; then
+	echo "names the folder of its build" >&2
+	exit 1
+fi
 for f in bin/exl3ctl sbin/exl3-daemon lib/libexl3.so.0 lib/pkgconfig/exl3.pc lib/systemd/system/exl3-daemon@.service \
 	lib/systemd/system/exl3-daemon@.socket share/man/man8/exl3-daemon.8 share/man/man1/exl3ctl.1 \
 	share/bash-completion/completions/exl3ctl share/exl3/exl3.py; do
