@@ -220,6 +220,14 @@ $(BUILD)/exl3-cuda.so: $(CUDA_ALL) $(CUDA_HOST_OBJ)
 	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -shared -o $@ -Xlinker --whole-archive,$(BUILD)/libcuda_backend.a,--no-whole-archive \
 		$(filter-out $(BUILD)/libcuda_backend.a,$(CUDA_ALL)) $(CUDA_HOST_OBJ) -Xlinker --no-undefined -ldl -lpthread
 
+# For clients with CUDA: one small kernel, for every architecture that this nvcc knows.
+GPU_LIB := $(BUILD)/libexl3-gpu.so
+$(GPU_LIB): client/cuda/gpu.cu client/cuda/exl3_gpu.h client/cuda/exl3_device.cuh $(BUILD)/nvflags
+	$(call say,NVCC,$@)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) $(filter-out -gencode arch=%,$(ALL_NVCCFLAGS)) -arch=all-major -shared -o $@ -Xlinker -soname=libexl3-gpu.so.0 $<
+	$(Q)ln -sf libexl3-gpu.so $(BUILD)/libexl3-gpu.so.0
+
 define gpu_link
 	$(call say,NVCC,$@)
 	@mkdir -p $(@D)
@@ -241,7 +249,7 @@ $(BUILD)/bench/%_cuda: bench/%_cuda.cu $(CUDA_LINEAR) $(CUDA_HOST_OBJ) $(BUILD)/
 # Device code on the host: needs the CUDA headers, no GPU.
 CUDA_INC := $(firstword $(wildcard /usr/local/cuda/include $(dir $(NVCC))../include))
 GPU_HOST := $(if $(wildcard $(CUDA_INC)/cuda_fp16.h),$(wildcard tests/gpu/host_*.cc))
-$(BUILD)/tests/gpu/host_%: tests/gpu/host_%.cc $(wildcard kernels/cuda/*.cuh kernels/cuda/*.h tests/gpu/*.h)
+$(BUILD)/tests/gpu/host_%: tests/gpu/host_%.cc $(wildcard kernels/cuda/*.cuh kernels/cuda/*.h client/cuda/*.cuh tests/gpu/*.h)
 	$(call say,CXX,$<)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -Wno-attributes -Wno-maybe-uninitialized \
@@ -291,7 +299,7 @@ $(BUILD)/fuzz/%: tests/fuzz/%.c fuzz-libs
 	$(Q)$(CLANG) -std=c11 -D_GNU_SOURCE -O1 -g -fsanitize=fuzzer,address,undefined -I. -Iclient -I$(BUILD)/gen \
 		$(call pkg_cflags,$(PKGS)) -o $@ $< -Wl,--start-group $(BUILD)/fuzzobj/*.a -Wl,--end-group $(DAEMON_LIBS)
 
-cuda: $(if $(NVCC),$(BUILD)/exl3-cuda.so $(GPU_TESTS:%.cu=$(BUILD)/%) $(GPU_BENCH:%.cu=$(BUILD)/%),no-nvcc) ## kernels, tests and benchmarks for CUDA_ARCHS
+cuda: $(if $(NVCC),$(BUILD)/exl3-cuda.so $(GPU_LIB) $(GPU_TESTS:%.cu=$(BUILD)/%) $(GPU_BENCH:%.cu=$(BUILD)/%),no-nvcc) ## kernels, tests and benchmarks for CUDA_ARCHS
 # One instance of every family and everything that is not an instance: minutes, not an hour.
 CUDA_SMOKE := $(filter-out kernels/cuda/inst/%,$(CUDA_SRC)) \
 	$(wildcard $(addprefix kernels/cuda/inst/,gemm_r8_cb1.cu gemm_candidate_r8_cb1.cu gemm_unpack_cb1.cu gemv_r08.cu mla_bf16.cu mla_wide.cu moe_r8.cu))
@@ -322,6 +330,17 @@ all-archs: ## compile the CUDA code for every architecture
 		$(MAKE) --no-print-directory CUDA_ARCHS=$$a BUILD=$(BUILD)/sm_$$a cuda || exit 1; done
 .PHONY: all-archs
 
+# The library for clients with CUDA; built by make cuda.
+install-gpu:
+	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig
+	install -m 755 $(GPU_LIB) $(DESTDIR)$(LIBDIR)/libexl3-gpu.so.$(VERSION)
+	ln -sf libexl3-gpu.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libexl3-gpu.so.0
+	ln -sf libexl3-gpu.so.0 $(DESTDIR)$(LIBDIR)/libexl3-gpu.so
+	install -m 644 client/cuda/exl3_gpu.h client/cuda/exl3_device.cuh $(DESTDIR)$(PREFIX)/include/
+	sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@VERSION@|$(VERSION)|g' \
+		client/cuda/exl3-gpu.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/exl3-gpu.pc
+.PHONY: install-gpu
+
 install: all ## honours DESTDIR, PREFIX, LIBDIR, UNITDIR; SYSCONFDIR as given to the build
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/include \
 		$(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(UNITDIR) $(DESTDIR)$(SYSUSERSDIR) $(DESTDIR)$(TMPFILESDIR) \
@@ -329,6 +348,7 @@ install: all ## honours DESTDIR, PREFIX, LIBDIR, UNITDIR; SYSCONFDIR as given to
 	install -m 755 $(BUILD)/exl3-daemon $(DESTDIR)$(PREFIX)/sbin/
 	install -m 755 $(BUILD)/exl3ctl $(DESTDIR)$(PREFIX)/bin/
 	[ ! -e $(BUILD)/exl3-cuda.so ] || install -D -m 755 $(BUILD)/exl3-cuda.so $(DESTDIR)$(PREFIX)/lib/exl3-daemon/exl3-cuda.so
+	[ ! -e $(GPU_LIB) ] || $(MAKE) --no-print-directory install-gpu
 	install -m 755 $(BUILD)/libexl3.so $(DESTDIR)$(LIBDIR)/libexl3.so.$(VERSION)
 	ln -sf libexl3.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libexl3.so.0
 	ln -sf libexl3.so.0 $(DESTDIR)$(LIBDIR)/libexl3.so

@@ -351,7 +351,9 @@ struct exl3_backend_ops {
 	 * then the caller submits them one after the other. Waits are the device's; each is for the client's word, the
 	 * replay's deadline or plan_abort(), and holds up neither submit() nor another plan.
 	 * plan_new() takes milliseconds: not on the loop. -EINVAL (too many calls), -EPERM (no MPS: a client's
-	 * kernels would not run beside the waiting one), -ENOSPC (too many plans), -EOPNOTSUPP, -ENOMEM, -EIO.
+	 * kernels would not run beside the waiting one), -ENOSPC (too many plans), -EOPNOTSUPP (no kernel, or too few
+	 * hardware queues: CUDA_DEVICE_MAX_CONNECTIONS, set before the device is opened, has to be 4 and one for each
+	 * plan that may run at a time; under MPS it is 2 where nobody sets it), -ENOMEM, -EIO.
 	 */
 	int (*plan_new)(struct exl3_dev *dev, const struct exl3_dev_plan_call *calls, uint32_t nr,
 			const struct exl3_dev_plan_options *opt, struct exl3_dev_plan **ret, struct exl3_error *err);

@@ -23,7 +23,8 @@
 #define PLANS_MAX      64u
 #define STREAMS_MAX    16u
 #define QUEUES_OTHERS  4u             /* work, copies, small copies, and the default stream */
-#define QUEUES_DEFAULT 8u             /* CUDA_DEVICE_MAX_CONNECTIONS, where it is not set */
+#define QUEUES_DEFAULT 8u             /* CUDA_DEVICE_MAX_CONNECTIONS, where it is not set, */
+#define QUEUES_MPS     2u             /* and under MPS */
 #define SPIN_NS        50000ull
 #define EAGER_NS       500000ull      /* looks without a pause after a launch */
 #define NAP_NS         50000ull
@@ -202,16 +203,29 @@ static void plans_free(struct exl3_cuda_plans *p)
 	free(p);
 }
 
+static bool under_mps(const struct exl3_dev *dev)
+{
+	int mps = 0;
+
+	if (cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, dev->ordinal) == cudaSuccess)
+		return mps != 0;
+	(void)cudaGetLastError();
+	return false;
+}
+
 /* How many may wait without holding up our other streams. */
-static unsigned streams_allowed(struct exl3_error *err)
+static unsigned streams_allowed(const struct exl3_dev *dev, struct exl3_error *err)
 {
 	const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-	const long queues = text && *text ? strtol(text, NULL, 10) : (long)QUEUES_DEFAULT;
+	const long queues = text && *text  ? strtol(text, NULL, 10) :
+			    under_mps(dev) ? (long)QUEUES_MPS :
+					     (long)QUEUES_DEFAULT;
 
 	if (queues <= (long)QUEUES_OTHERS) {
 		exl3_errf(err, -EOPNOTSUPP,
-			  "plan: CUDA_DEVICE_MAX_CONNECTIONS is %ld: a waiting plan would hold up other streams",
-			  queues);
+			  "plan: CUDA gives this process %ld hardware queues, so a waiting plan would hold up other "
+			  "streams: set CUDA_DEVICE_MAX_CONNECTIONS to %u and one for each plan that may wait",
+			  queues, QUEUES_OTHERS);
 		return 0;
 	}
 	return queues - QUEUES_OTHERS < STREAMS_MAX ? (unsigned)queues - QUEUES_OTHERS : STREAMS_MAX;
@@ -219,7 +233,7 @@ static unsigned streams_allowed(struct exl3_error *err)
 
 static int plans_new(struct exl3_dev *dev, struct exl3_cuda_plans **ret, struct exl3_error *err)
 {
-	const unsigned streams = streams_allowed(err);
+	const unsigned streams = streams_allowed(dev, err);
 	struct exl3_cuda_plans *p = streams ? (struct exl3_cuda_plans *)calloc(1, sizeof(*p)) : NULL;
 	int code;
 
@@ -392,16 +406,10 @@ static int check_calls(const struct exl3_dev_plan_call *calls, uint32_t nr, stru
 
 static int check_device(struct exl3_dev *dev, const struct exl3_dev_plan_options *opt, struct exl3_error *err)
 {
-	int mps = 0;
-
-	if (opt->one_process)
+	if (opt->one_process || under_mps(dev))
 		return 0;
-	if (cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, dev->ordinal) != cudaSuccess || !mps) {
-		(void)cudaGetLastError();
-		return exl3_errf(err, -EPERM, "plan: this process is no client of an MPS server, and without MPS a "
-					      "client's kernels cannot run beside one that waits for them");
-	}
-	return 0;
+	return exl3_errf(err, -EPERM, "plan: this process is no client of an MPS server, and without MPS a client's "
+				      "kernels cannot run beside one that waits for them");
 }
 
 static int take_page(struct exl3_cuda_plans *p, unsigned *ret, struct exl3_error *err)

@@ -4,8 +4,10 @@
  * client, a third the daemon that gives up.
  *
  * A call's "kernel" adds the epoch to the client's x; so a step that lets an old word pass, tells too early, or tells
- * of a call that did not run, shows as a wrong y.
+ * of a call that did not run, shows as a wrong y. Then the same with the client's side as its own graph, made of the
+ * device functions that programs use (client/cuda/exl3_device.cuh).
  */
+#include "client/cuda/exl3_device.cuh"
 #include "kernels/cuda/plan.cuh"
 
 #include <stdio.h>
@@ -17,7 +19,7 @@ using namespace exl3;
 namespace
 {
 
-constexpr uint32_t CALLS = 5;
+constexpr uint32_t CALLS = 5, REPLAYS = 100;
 int failed;
 
 #define CHECK(what)                                                             \
@@ -108,7 +110,7 @@ void replays(uint32_t first, bool gaps)
 	init(&b, first - 1);
 	if (gaps)
 		b.with_ready[1] = b.with_ready[3] = false;
-	for (uint32_t r = 0; r < 300; r++) {
+	for (uint32_t r = 0; r < REPLAYS; r++) {
 		const uint32_t epoch = first + r;
 
 		start(&b, epoch, 20000000000ull);
@@ -181,16 +183,116 @@ void stops(uint32_t calls, bool abort, bool with_result)
 		CHECK(b.w[i].done == 42 && b.w[i].result == 0);
 }
 
+/* The client's side of a plan, as libexl3-gpu lays it out. */
+struct client {
+	exl3_device_call call[CALLS];
+	uint32_t epoch[CALLS], failed, abort;
+	uint64_t error;
+	int waits[CALLS];
+};
+
+void client_init(client *c, bench *b, uint32_t before, uint64_t wait_ns)
+{
+	memset(c, 0, sizeof(*c));
+	for (uint32_t i = 0; i < CALLS; i++) {
+		c->epoch[i] = before;
+		c->call[i] = {&b->w[i].ready, &b->w[i].done, &b->w[i].result, &c->epoch[i], &c->failed, &c->abort,
+			      &c->error, wait_ns, i};
+	}
+}
+
+/* One launch of the client's graph: x of a call is the y of the one before. */
+void client_replay(client *c, bench *b, uint32_t r)
+{
+	for (uint32_t i = 0; i < CALLS; i++) {
+		b->w[i].x = i ? b->w[i - 1].y : r;
+		exl3_device_signal(&c->call[i]);
+		c->waits[i] = exl3_device_wait(&c->call[i]);
+	}
+}
+
+void graphs(uint32_t first)
+{
+	bench b;
+	client c;
+
+	init(&b, first - 1);
+	client_init(&c, &b, first - 1, 20000000000ull);
+	for (uint32_t r = 0; r < REPLAYS; r++) {
+		const uint32_t epoch = first + r;
+
+		start(&b, epoch, 20000000000ull);
+		std::thread graph(replay, &b);
+
+		client_replay(&c, &b, r);
+		graph.join();
+		CHECK(b.ctl.result == 0 && !c.failed && b.w[CALLS - 1].y == r + CALLS * epoch);
+		for (uint32_t i = 0; i < CALLS; i++)
+			CHECK(c.waits[i] == 0);
+	}
+}
+
+/* The daemon's side is not there, gives up, or the client does: an error on both, and later all is well again. */
+void graphs_end(int how)
+{
+	bench b;
+	client c;
+
+	init(&b, 0);
+	client_init(&c, &b, 0, how == 0 ? 20000000ull : 20000000000ull);
+	if (how == 0) {
+		client_replay(&c, &b, 1);
+		CHECK(c.waits[0] == EXL3_DEVICE_TIMEOUT && c.error == (uint64_t)EXL3_DEVICE_TIMEOUT);
+		for (uint32_t i = 1; i < CALLS; i++)
+			CHECK(c.waits[i] == EXL3_DEVICE_FAILED);
+	} else if (how == 1) { /* the plan is aborted once its first call has run */
+		start(&b, 1, 20000000000ull);
+		std::thread graph(replay, &b);
+
+		b.w[0].x = 5;
+		exl3_device_signal(&c.call[0]);
+		CHECK(exl3_device_wait(&c.call[0]) == 0 && b.w[0].y == 6);
+		__atomic_store_n(&b.ctl.abort, b.ctl.seq, __ATOMIC_RELEASE);
+		graph.join();
+		for (uint32_t i = 1; i < CALLS; i++) {
+			exl3_device_signal(&c.call[i]);
+			CHECK(exl3_device_wait(&c.call[i]) == -ECANCELED);
+		}
+		CHECK(c.error == (1ull << 32 | (uint32_t)-ECANCELED));
+	} else { /* the client gives up */
+		std::thread other(client_replay, &c, &b, 1u);
+
+		__atomic_store_n(&c.abort, 1, __ATOMIC_RELEASE);
+		other.join();
+		CHECK(c.waits[0] == EXL3_DEVICE_ABORTED && c.error == (uint64_t)EXL3_DEVICE_ABORTED);
+	}
+	c.failed = 0;
+	c.error = 0;
+	c.abort = 0;
+	for (uint32_t i = 0; i < CALLS; i++)
+		c.call[i].wait_ns = 20000000000ull;
+	start(&b, 2, 20000000000ull);
+	std::thread graph(replay, &b);
+
+	client_replay(&c, &b, 7);
+	graph.join();
+	CHECK(b.ctl.result == 0 && !c.error && b.w[CALLS - 1].y == 7 + CALLS * 2);
+}
+
 } /* namespace */
 
 int main()
 {
 	replays(1, false);
-	replays(0xffffff80u, false);
-	replays(0x7fffff80u, true);
+	replays(0xffffffc0u, false);
+	replays(0x7fffffc0u, true);
 	for (uint32_t calls = 0; calls < CALLS; calls += 2)
 		for (int how = 0; how < 4; how++)
 			stops(calls, how & 1, how & 2);
+	graphs(1);
+	graphs(0xffffffc0u);
+	for (int how = 0; how < 3; how++)
+		graphs_end(how);
 	printf("%s\n", failed ? "failed" : "a plan's steps: waits, results, epochs, ends: as they should be");
 	return failed != 0;
 }
