@@ -353,7 +353,8 @@ install: all ## honours DESTDIR, PREFIX, LIBDIR, UNITDIR; SYSCONFDIR as given to
 	ln -sf libexl3.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libexl3.so.0
 	ln -sf libexl3.so.0 $(DESTDIR)$(LIBDIR)/libexl3.so
 	install -m 644 $(BUILD)/libexl3.a $(DESTDIR)$(LIBDIR)/
-	install -D -m 644 client/python/exl3.py $(DESTDIR)$(PREFIX)/share/exl3/exl3.py
+	install -d $(DESTDIR)$(PREFIX)/share/exl3
+	install -m 644 client/python/*.py $(DESTDIR)$(PREFIX)/share/exl3/
 	install -D -m 644 client/exl3ctl.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/exl3ctl
 	# One public header: the ABI is put in place of its include line.
 	sed -e '/#include "shm\/exl3_abi.h"/{r shm/exl3_abi.h' -e 'd}' client/exl3.h > $(BUILD)/exl3.h

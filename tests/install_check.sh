@@ -35,6 +35,6 @@ if grep -lF "$tree/" "$root/bin/exl3ctl" "$root/sbin/exl3-daemon" "$root/lib/lib
 fi
 for f in bin/exl3ctl sbin/exl3-daemon lib/libexl3.so.0 lib/pkgconfig/exl3.pc lib/systemd/system/exl3-daemon@.service \
 	lib/systemd/system/exl3-daemon@.socket share/man/man8/exl3-daemon.8 share/man/man1/exl3ctl.1 \
-	share/bash-completion/completions/exl3ctl share/exl3/exl3.py; do
+	share/bash-completion/completions/exl3ctl share/exl3/exl3.py share/exl3/exl3_torch.py; do
 	[ -e "$root/$f" ] || { echo "not installed: $f" >&2; exit 1; }
 done

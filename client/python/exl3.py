@@ -328,8 +328,16 @@ class Arena:
         self.client._live()
         return Array(self, dtype, shape)
 
+    def free(self):
+        """After the last request that uses it. Its arrays must not be used afterwards."""
+        if self._p and self.client._p:
+            _lib.exl3_arena_free(self._p)
+        self._p = None
+
 
 class Operand:
+    """Memory of an arena at @ref, as rows of a type (F32, ...) and shape of the caller's."""
+
     def __init__(self, ref, code, shape):
         self.ref, self.code, self.shape = ref, code, shape
 

@@ -6,6 +6,7 @@ import struct
 import sys
 
 import exl3
+import exl3_host
 
 
 def floats(array):
@@ -59,6 +60,24 @@ def main():
             calls == list(range(call + 1, call + 101))
         late = channel.nop(stream=exl3.HOST, timeout_ns=1000000)
         out["stream late"] = [channel.stream_result(late).result, channel.stream_error(), late]
+
+        # Memory that is this program's own, in requests of two rows: the same bits.
+        rows = exl3_host.Rows(client, 2)
+        mine, theirs = bytes(x.bytes[:4 * module.k]) * 5, bytearray(5 * 4 * module.n)
+        rows.linear(module, exl3.F32, mine, theirs, flags=exl3.DETERMINISTIC)
+        channel.linear(module, x, y, flags=exl3.DETERMINISTIC)
+        out["rows of one's own"] = theirs == bytes(y.bytes[:4 * module.n]) * 5
+        rows.linear(module, exl3.F32, b"", b"")
+        wide = client.model("tiny-deepseek").module("lm_head")
+        rows.linear(wide, exl3.F16, bytes(2 * wide.k), theirs_too := bytearray(b"x" * 2 * wide.n))
+        out["wider ones"] = not any(struct.unpack(f"<{wide.n}e", theirs_too))
+        rows.linear(module, exl3.F32, mine, theirs_again := bytearray(len(theirs)), flags=exl3.DETERMINISTIC)
+        out["rows again"] = theirs_again == theirs
+        try:
+            rows.linear(module, exl3.F32, mine, theirs[1:])
+            out["cut"] = "taken"
+        except ValueError as e:
+            out["cut"] = str(e)
 
         out["no module"] = refused(lambda: model.module("k4.nonesuch"))
         out["no model"] = refused(lambda: client.model("nonesuch"))

@@ -18,14 +18,19 @@ def test_python_client_slices(env):
     against(env, env.daemon([f"{m}={env.model(m)}" for m in ("layers", "tiny-deepseek")], ["--chunk-us", "1"]))
 
 
-def against(env, d):
+def python(env, script, *args):
+    """Runs a script of this folder with the modules of client/python: (status, stdout, stderr)."""
     library = os.path.abspath(env.program("libexl3.so"))
     with open(library, "rb") as f:
         if b"__asan_init" in (blob := f.read()) or b"__tsan_init" in blob:
             raise Skipped("a library built with a sanitizer cannot be loaded into python")
     paths = os.pathsep.join([HERE, os.path.join(HERE, "..", "..", "client", "python")])
-    rc, out, err = env.run(sys.executable, "-B", os.path.join(HERE, "python_client.py"), d.sock,
-                           env={**os.environ, "PYTHONPATH": paths, "EXL3_LIBRARY": library})
+    return env.run(sys.executable, "-B", os.path.join(HERE, script), *args,
+                   env={**os.environ, "PYTHONPATH": paths, "EXL3_LIBRARY": library})
+
+
+def against(env, d):
+    rc, out, err = python(env, "python_client.py", d.sock)
     equal(rc, 0, f"status ({err.strip()})")
     got = json.loads(out)
     equal(got["module"], [256, 384, 1, [{"k": 256, "n": 384, "bits": 4, "codebook": 2, "bias": False}]], "module")
@@ -33,6 +38,8 @@ def against(env, d):
     near(got["linear"], [v for r in ref.rows_of(got["x"], 256) for v in matrix.apply(r)], "f4", "linear")
     equal(got["rows"], 0, "result")
     check(got["in order"] and got["nothing left"], f"asynchronous: {got}")
+    check(got["rows of one's own"] and got["wider ones"] and got["rows again"], "exl3_host.Rows gives other bits")
+    check("gives rows of 1536" in got["cut"], f"exl3_host.Rows, bytes that are no rows: {got['cut']}")
     check(got["waits"] and got["stream"] and got["stream order"], f"stream calls: {got}")
     equal(got["stream late"], [-62, [62, got["stream late"][2]], got["stream late"][2]], "a stream call that is late")
     equal(got["no module"][0], "ENOENT", "a module that is not there")
@@ -55,3 +62,14 @@ def against(env, d):
     equal(got["pages that are not whole"][0], "EINVAL", "slots that are no multiple of the page")
     check(got["alive"], "not alive while connected")
     equal(got["closed"][0], "EBADF", "after close")
+
+
+def test_pytorch_on_the_cpu(env):
+    """Linear as a module, and tiny-llama of Transformers with the daemon's layers: its logits."""
+    rc, out, err = python(env, "python_torch.py", env.shared().sock, env.model("tiny-llama"))
+    if rc == 77:
+        raise Skipped(out.strip())
+    equal((rc, out.strip().split("\n")[-1]), (0, "ok"), f"python_torch.py ({err.strip()[-800:]})")
+    for line in out.splitlines():
+        if line.startswith("skipped"):
+            raise Skipped(f"the modules passed; {line[9:]}")

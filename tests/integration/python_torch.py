@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python_torch.py SOCKET FOLDER - client/python/exl3_torch.py on CPU tensors; FOLDER: tiny-llama. Status 77: no PyTorch."""
+import importlib.util
+import json
+import os
+import sys
+
+import exl3
+
+try:
+    import torch
+except ImportError:
+    print("PyTorch is not installed")
+    sys.exit(77)
+import exl3_torch  # noqa: E402
+
+
+def refused(kind, call):
+    try:
+        call()
+    except kind as e:
+        return str(e)
+    raise AssertionError(f"taken, not refused with {kind}")
+
+
+def near(got, want):
+    """Another number of rows may take another kernel: the same numbers, other last bits."""
+    return got.shape == want.shape and ((got - want).abs() / (want.abs() + 1)).max() < 1e-5
+
+
+def modules(client):
+    module = client.model("layers").module("k4.mul1")
+    layer, channel = exl3_torch.Linear(module), client.channel()
+    torch.manual_seed(1)
+    x = torch.randn(3, 5, module.k)
+    arena = client.arena(1 << 20)
+    ax, ay = arena.array("f4", (15, module.k)), arena.array("f4", (15, module.n))
+    ax.bytes[:] = bytes(exl3_torch._bytes(x))
+    channel.linear(module, ax, ay)
+    want = torch.frombuffer(bytearray(ay.bytes), dtype=torch.float32).view(3, 5, module.n)
+    assert torch.equal(layer(x), want), "another result than in an arena"
+    for dtype, worst in ((torch.float16, 4e-3), (torch.bfloat16, 4e-2)):
+        y = layer(x.to(dtype))
+        assert y.dtype == dtype and ((y.float() - want).abs() / (want.abs() + 1)).max() < worst, f"{dtype}"
+    assert near(layer(x.transpose(0, 1)), layer(x).transpose(0, 1)), "not contiguous"
+    assert layer(x[0, 0]).shape == (module.n,) and layer(x[:0]).shape == (0, 5, module.n), "shapes"
+    many = x[0, :1].expand(exl3_torch.ROWS + 7, -1)
+    assert near(layer(many), want[0, :1].expand(len(many), -1)), "more rows than one request has"
+    assert "columns are taken" in refused(ValueError, lambda: layer(x[..., :-1]))
+    assert "float64" in refused(TypeError, lambda: layer(x.double()))
+    assert "no backward" in refused(RuntimeError, lambda: layer(x.clone().requires_grad_()))
+    with torch.no_grad():
+        layer(x.clone().requires_grad_())
+
+    # In a network: what has a name in the checkpoint is replaced, other layers stay.
+    network = torch.nn.Module()
+    network.k4 = torch.nn.Module()
+    network.k4.mul1 = torch.nn.Linear(module.k, module.n, bias=False)
+    network.own = torch.nn.Linear(4, 4)
+    assert exl3_torch.replace_linear(network, client.model("layers")) == ["k4.mul1"], "replaced"
+    assert torch.equal(network.k4.mul1(x), want) and isinstance(network.own, torch.nn.Linear)
+    network.k4.mul1 = torch.nn.Linear(module.k, module.n + 1, bias=False)
+    assert "the daemon's" in refused(ValueError, lambda: exl3_torch.replace_linear(network, client.model("layers")))
+    network.k4.mul1 = torch.nn.Linear(module.k, module.n)
+    assert "has a bias" in refused(ValueError, lambda: exl3_torch.replace_linear(network, client.model("layers")))
+
+
+def whole_model(client, folder):
+    with open(os.path.join(folder, "reference.json")) as f:
+        reference = json.load(f)["logits"]
+    with open(os.path.join(folder, reference["file"]), "rb") as f:
+        want = torch.frombuffer(bytearray(f.read()), dtype=torch.float32).view(reference["shape"])
+    network = exl3_torch.transformers_model(folder, client.model("tiny-llama"))
+    assert sum(isinstance(m, exl3_torch.Linear) for m in network.modules()) == 43, "layers"
+    with torch.no_grad():
+        got = network(torch.tensor([reference["prompt_bytes"]])).logits[0]
+    worst = (got - want).abs().max().item()
+    assert worst < 1e-3, f"logits: off by {worst}"
+    print(f"logits of Transformers' model: within {worst:.1e}")
+
+
+def main():
+    with exl3.Client(sys.argv[1], "python_torch") as client:
+        modules(client)
+        if importlib.util.find_spec("transformers"):
+            whole_model(client, sys.argv[2])
+        else:
+            print("skipped: Transformers is not installed")
+    print("ok")
+
+
+if __name__ == "__main__":
+    main()
