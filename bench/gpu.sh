@@ -76,7 +76,7 @@ candidates() {
 	run 20 "${dense[@]}" --no-cublas --shapes 0,1,2 --m 1 --kernels gemv_w12_fused,gemv_pairs_fused,gemv_lean_fused
 	run 20 "${dense[@]}" --no-cublas --shapes 0,1,2 --m 8 --kernels gemv_w16_shared,gemv_pairs_shared,gemv_lean_shared,gemv_lean_beside
 	run 20 "${dense[@]}" --no-cublas --shapes 0,2 --m 1,4 --codebooks mul1 --kernels gemv_w12_fused,gemv_pairs_fused,gemv_lean_fused
-	run 20 "${dense[@]}" --no-cublas --shapes 0,1,2 --m 16,32 --kernels gemv_wide,gemv_wide_beside
+	run 20 "${dense[@]}" --no-cublas --shapes 0,1,2 --m 16,32 --kernels gemv_wide,gemv_wide_beside,gemv_wide_bulk,gemv_wide_fused
 	for m in 64 128 256; do
 		run 15 "${dense[@]}" --no-cublas --shapes 0,2,3 --m "$m" --kernels "wgmma_n$m,wgmma_packed_n$m,wgmma_turns_n$m"
 	done

@@ -96,8 +96,10 @@ static uint32_t gemv_rows(const struct exl3_cuda_linear *a)
 static bool gemv_fits(const gemv_instance *i, const struct exl3_cuda_linear *a, gemv_plan *p)
 {
 	const uint32_t m = gemv_rows(a);
+	/* An image for wgmma has all of its tokens, in shared memory too. */
+	const uint32_t rows = i->form == FORM_WIDE && i->fused ? i->shape.tokens : m;
 
-	p->smem = gemv_shared(i->shape, m, p->image_blocks).total;
+	p->smem = gemv_shared(i->shape, rows, p->image_blocks).total;
 	return p->smem <= gemv_smem_max(a->device_cc) &&
 	       (size_t)p->blocks * m * 512 <= EXL3_CUDA_WS_ZERO;
 }
@@ -220,7 +222,7 @@ static uint32_t gemv_gather(const struct exl3_cuda_linear *a, uint32_t from, boo
 	return nr;
 }
 
-/* What gemv_lean.cuh takes for granted: one shard, two steps for every warp. */
+/* What gemv_lean.cuh takes for granted: one shard, two steps for every warp; wgmma's own image: the former. */
 static bool lean_fits(const gemv_args &g, const gemv_plan &p, uint32_t strips, uint32_t k)
 {
 	const uint32_t positions = strips * (k / 16) / p.inst->k_tiles;
@@ -244,7 +246,8 @@ static bool gemv_supports(const struct exl3_cuda_linear *a, int variant, int mod
 		g.nr_shards = (uint16_t)gemv_gather(a, s, done, &g, &strips);
 		if (gemv_choose(a, &a->shard[s], strips, variant, mode, &plan))
 			return false;
-		if (variant == VARIANT_LEAN && !lean_fits(g, plan, strips, a->shard[s].k))
+		if ((variant == VARIANT_LEAN || variant == VARIANT_WIDE_FUSED) &&
+		    !lean_fits(g, plan, strips, a->shard[s].k))
 			return false;
 	}
 	return true;
@@ -374,6 +377,8 @@ extern "C" const struct exl3_cuda_linear_kernel exl3_cuda_gemv_kernels[] = {
 	GEMV_KERNEL("gemv_w16_shared", VARIANT_W16, MODE_SHARED, false),
 	GEMV_KERNEL("gemv_wide", VARIANT_WIDE, MODE_SHARED, false),
 	GEMV_KERNEL("gemv_wide_beside", VARIANT_WIDE, MODE_SHARED_BESIDE, true),
+	GEMV_KERNEL("gemv_wide_bulk", VARIANT_WIDE_BULK, MODE_SHARED_BESIDE, true),
+	GEMV_KERNEL("gemv_wide_fused", VARIANT_WIDE_FUSED, MODE_FUSED, true),
 	GEMV_KERNEL("gemv_pairs_fused", VARIANT_PAIRS, MODE_FUSED, true),
 	GEMV_KERNEL("gemv_pairs_shared", VARIANT_PAIRS, MODE_SHARED, true),
 	GEMV_KERNEL("gemv_lean_fused", VARIANT_LEAN, MODE_FUSED, true),

@@ -11,7 +11,10 @@
 namespace exl3
 {
 
-/* The last two by name only, until a GPU has compared them: two k-tiles per step, the same with gemv_lean.cuh. */
+/*
+ * The last four by name only, until a GPU has compared them: two k-tiles per step, the same with gemv_lean.cuh, and the
+ * two other places of B for wgmma.
+ */
 enum gemv_variant {
 	VARIANT_AUTO = -1,
 	VARIANT_W12,
@@ -19,6 +22,8 @@ enum gemv_variant {
 	VARIANT_WIDE,
 	VARIANT_PAIRS,
 	VARIANT_LEAN,
+	VARIANT_WIDE_BULK,
+	VARIANT_WIDE_FUSED,
 };
 
 struct gemv_instance {
@@ -93,7 +98,11 @@ template <class C> static constexpr gemv_instance wide_entry(int variant)
 		GEMV_ONE(R, CB_MUL1, VARIANT_PAIRS, FORM_BYTES, 1, GEMV_PAIRS_FUSED, 1, true), \
 		GEMV_LEAN(R, CB_MCG, FORM_DUP, 1, GEMV_PAIRS_FUSED, 2, true),              \
 		GEMV_LEAN(R, CB_MCG, FORM_DUP, 1, GEMV_PAIRS_SHARED, 2, false),            \
-		GEMV_LEAN(R, CB_MUL1, FORM_BYTES, 1, GEMV_PAIRS_FUSED, 1, true)
+		GEMV_LEAN(R, CB_MUL1, FORM_BYTES, 1, GEMV_PAIRS_FUSED, 1, true),           \
+		wide_entry<wide_cfg<R, CB_MCG, 16, 2, 1, WIDE_BULK>>(VARIANT_WIDE_BULK),   \
+		wide_entry<wide_cfg<R, CB_MCG, 32, 2, 1, WIDE_BULK>>(VARIANT_WIDE_BULK),   \
+		wide_entry<wide_cfg<R, CB_MCG, 16, 2, 1, WIDE_FUSED>>(VARIANT_WIDE_FUSED), \
+		wide_entry<wide_cfg<R, CB_MCG, 32, 2, 1, WIDE_FUSED>>(VARIANT_WIDE_FUSED)
 #define EXL3_GEMV_CANDIDATES(R)                                                        \
 	namespace exl3                                                                 \
 	{                                                                              \

@@ -15,6 +15,11 @@
  * A slot is filled again two positions after its last use: then every warp has waited for the products
  * that read it, without a wait of their own. The image is made by a kernel before (gemv.cu) that writes
  * it as B lies in shared memory; weights are asked for before that kernel is waited for.
+ *
+ * Two other places of B, to be compared. B by cp.async takes a proxy fence in every step, which is a memory barrier for
+ * all that is on its way. WIDE_BULK: one bulk copy per position, which the tensor core sees without a fence. WIDE_FUSED:
+ * each block makes its part of the image itself, in shared memory, and no kernel runs before; for one shard and ranges
+ * of k that are short enough.
  */
 #ifndef EXL3_CUDA_GEMV_WIDE_CUH
 #define EXL3_CUDA_GEMV_WIDE_CUH
@@ -24,7 +29,11 @@
 namespace exl3
 {
 
-template <int RATE2_, int CB_, int N_, int BATCH_, int HX_> struct wide_cfg {
+enum wide_place { WIDE_COPIED, WIDE_BULK, WIDE_FUSED };
+
+template <int RATE2_, int CB_, int N_, int BATCH_, int HX_, wide_place PLACE_ = WIDE_COPIED>
+struct wide_cfg {
+	static constexpr wide_place PLACE = PLACE_;
 	static constexpr int RATE2 = RATE2_, CB = CB_, N = N_, HX = HX_;
 	static constexpr int BATCH = BATCH_; /* tiles of a warp that are multiplied together */
 	static constexpr int TEAMS = 4, WARPS = 4 * TEAMS, KG = TEAMS, HALVES = 1, NT = 8;
@@ -32,19 +41,25 @@ template <int RATE2_, int CB_, int N_, int BATCH_, int HX_> struct wide_cfg {
 	static constexpr int K_TILES = 4;
 	static constexpr int ITEM = K_TILES * 8 * 16 * RATE2; /* bytes of weights of a position */
 	static constexpr int B_ITEM = N * 128;
-	static constexpr int FIT = (226 * 1024 - TEAMS * N * ROW * 4 - 2048) / TEAMS / (ITEM + B_ITEM);
-	static constexpr int STAGES = FIT > 5 ? 5 : FIT, DEPTH = STAGES - 2;
+	static constexpr int B_SLOT = PLACE == WIDE_FUSED ? 0 : B_ITEM; /* of a stage */
+	static constexpr int HEAD = PLACE == WIDE_BULK ? 1024 : 0;      /* barriers before the ring */
+	static constexpr int FIT =
+		(226 * 1024 - TEAMS * N * ROW * 4 - 2048 - HEAD) / TEAMS / (ITEM + B_ITEM);
+	static constexpr int MOST = PLACE == WIDE_FUSED ? 4 : 5;
+	static constexpr int STAGES = FIT > MOST ? MOST : FIT, DEPTH = STAGES - 2;
 	static constexpr int COPIES = (ITEM / 16 + 127) / 128; /* of a thread, weights */
 	static constexpr gemv_form FORM = FORM_WIDE;
-	static constexpr bool FUSED = false;
+	static constexpr bool FUSED = PLACE == WIDE_FUSED;
+	static constexpr int BLOCK = 8 / K_TILES; /* positions in 128 rows */
+	static constexpr int IMAGE_BLOCK = 128 * 2 * N; /* bytes of the image of 128 rows */
 
 	static_assert(STAGES >= 3, "one position in flight, one in work, one behind");
 };
 
 template <class C> static constexpr EXL3_HD gemv_shape wide_shape_of()
 {
-	return {C::WARPS, C::TEAMS, C::TOKENS, C::RED, C::TEAMS *C::STAGES *(C::ITEM + C::B_ITEM),
-		C::ROW};
+	return {C::WARPS, C::TEAMS, C::TOKENS, C::RED,
+		C::HEAD + C::TEAMS *C::STAGES *(C::ITEM + C::B_SLOT), C::ROW};
 }
 
 #ifdef __CUDACC__
@@ -78,7 +93,8 @@ template <class C> struct wide_loader {
 		row = C::TEAMS * C::K_TILES * tile_row;
 		src = (const char *)s.trellis + (size_t)kt * C::K_TILES * tile_row +
 		      (strip - s.strip) * (8 * 16 * C::RATE2);
-		b = (const char *)a.image + ((size_t)shard * a.kt + kt) * C::B_ITEM + thread * 16;
+		b = (const char *)a.image + ((size_t)shard * a.kt + kt) * C::B_ITEM +
+		    (C::PLACE == WIDE_COPIED ? thread * 16 : 0);
 		rest = (position - (int)max(begin, top)) / C::TEAMS + 1;
 		position -= rest * C::TEAMS;
 	}
@@ -87,6 +103,15 @@ template <class C> struct wide_loader {
 	{
 		src -= row;
 		b -= C::TEAMS * C::B_ITEM;
+	}
+
+	/* B of a position by one thread of the team. @b is the team's, so without the thread's part. */
+	EXL3_DEV_MEMBER void bulk_b(uint32_t dst, uint32_t bar) const
+	{
+		if ((threadIdx.x & 127) == 0) {
+			mbar_expect(bar, C::B_ITEM);
+			bulk_load(dst, b, C::B_ITEM, bar);
+		}
 	}
 
 	/* @dst: this thread's 16 bytes of the first copy. */
@@ -114,7 +139,8 @@ template <class C> struct wide_loader {
 /* A team's steps of one strip; see gemv_strip(). */
 template <class C>
 EXL3_DEV void wide_strip(const gemv_args &args, uint32_t smem, uint32_t begin, uint32_t end,
-			 uint32_t strip, int &issued, int &taken, float (&acc)[2][C::N / 2])
+			 uint32_t strip, uint32_t kb0, int &issued, int &taken,
+			 float (&acc)[2][C::N / 2])
 {
 	uint32_t thread = threadIdx.x;
 
@@ -124,8 +150,17 @@ EXL3_DEV void wide_strip(const gemv_args &args, uint32_t smem, uint32_t begin, u
 	const uint32_t lo = max(begin, strip * args.kt);
 	const int position = first - taken * C::TEAMS;
 	int steps = position >= (int)lo ? (position - (int)lo) / C::TEAMS + 1 : 0;
-	const uint32_t b_ring = smem + team * C::STAGES * C::B_ITEM;
-	const uint32_t ring = smem + C::TEAMS * C::STAGES * C::B_ITEM + team * C::STAGES * C::ITEM;
+	const uint32_t head = smem + C::HEAD + (C::FUSED ? args.image_blocks * C::IMAGE_BLOCK : 0);
+	const uint32_t b_ring = head + team * C::STAGES * C::B_SLOT;
+	const uint32_t ring = head + C::TEAMS * C::STAGES * C::B_SLOT + team * C::STAGES * C::ITEM;
+	const uint32_t bars = smem + team * C::STAGES * 8;
+	uint32_t phase = (uint32_t)taken / C::STAGES & 1;
+	/* Fused: a strip's k-tiles lie in the image in one piece. */
+	const int kt = position - (int)(strip * args.kt);
+	uint32_t b_image = smem + (kt >= (int)(C::BLOCK * kb0)
+					   ? kt - (int)(C::BLOCK * kb0)
+					   : kt + (int)(args.kt - C::BLOCK * kb0)) *
+					  C::B_ITEM;
 	run_lane<C::RATE2> rl(lane);
 	uint32_t slot = taken % C::STAGES, fill = (taken + C::DEPTH) % C::STAGES;
 	const uint32_t copy_at = (thread & 127) * 16;
@@ -147,14 +182,21 @@ EXL3_DEV void wide_strip(const gemv_args &args, uint32_t smem, uint32_t begin, u
 #pragma unroll 1
 		do {
 			uint32_t addr[run<C::RATE2>::NV + 1], w[2][C::BATCH][4];
-			const uint64_t desc = wgmma_desc(b_ring + slot * C::B_ITEM);
+			const uint64_t desc =
+				wgmma_desc(C::FUSED ? b_image : b_ring + slot * C::B_SLOT);
 
 			cp_async_wait<C::DEPTH - 1>();
-			proxy_fence();
+			if (C::PLACE == WIDE_COPIED)
+				proxy_fence();
 			team_sync(1 + team, 128);
+			if (C::PLACE == WIDE_BULK)
+				mbar_wait(bars + 8 * slot, phase);
 			if (copying) {
 				in.copy_weights(ring + fill * C::ITEM + copy_at);
-				in.copy_b(b_ring + fill * C::B_ITEM + copy_at, m);
+				if (C::PLACE == WIDE_BULK)
+					in.bulk_b(b_ring + fill * C::B_SLOT, bars + 8 * fill);
+				if (C::PLACE == WIDE_COPIED)
+					in.copy_b(b_ring + fill * C::B_SLOT + copy_at, m);
 				in.next();
 			}
 			cp_async_commit();
@@ -182,6 +224,9 @@ EXL3_DEV void wide_strip(const gemv_args &args, uint32_t smem, uint32_t begin, u
 				wgmma_commit();
 				wgmma_wait<1>();
 			}
+			if (C::PLACE == WIDE_BULK && slot + 1 == C::STAGES)
+				phase ^= 1;
+			b_image -= C::TEAMS * C::B_ITEM;
 			slot = slot + 1 == C::STAGES ? 0 : slot + 1;
 			fill = fill + 1 == C::STAGES ? 0 : fill + 1;
 		} while (--round);
@@ -193,6 +238,32 @@ EXL3_DEV void wide_strip(const gemv_args &args, uint32_t smem, uint32_t begin, u
 	wgmma_hold(acc[1]);
 }
 
+/* Fused: this block's part of the image; returns its first block of k. */
+template <class C>
+EXL3_DEV uint32_t wide_image(const gemv_args &a, uint32_t begin, uint32_t hi, uint32_t *image)
+{
+	const uint32_t kb = a.kt / C::BLOCK, warp = threadIdx.x >> 5;
+	uint32_t nb = (hi - 1) / C::BLOCK - begin / C::BLOCK + 1;
+	uint32_t kb0 = (begin - gemv_strip_of(a, begin) * a.kt) / C::BLOCK;
+
+	if (nb >= kb) {
+		kb0 = 0;
+		nb = kb;
+	}
+	const uint32_t total = a.ablate & ABLATE_TRANSFORM ? 0 : nb * a.m;
+
+#pragma unroll 1
+	for (uint32_t r0 = warp * 8; r0 < total; r0 += C::WARPS * 8) {
+		raw_rows eight;
+
+		gemv_rows_load(a, a.shard[0].suh, kb, kb0, nb, r0, eight);
+		gemv_rows_make(a, nb, r0, eight, image, NULL);
+	}
+	proxy_fence();
+	__syncthreads();
+	return kb0;
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::WARPS * 32, 1) wide_kernel(const __grid_constant__ gemv_args a)
 {
@@ -201,20 +272,31 @@ __global__ void __launch_bounds__(C::WARPS * 32, 1) wide_kernel(const __grid_con
 	const uint32_t clocks = clock32();
 
 	gemv_touch(a);
-	const gemv_layout l = gemv_shared(wide_shape_of<C>(), a.m, 0);
+	/* Fused: the image lies before all else, as the tensor core reads it. */
+	const uint32_t image_bytes = C::FUSED ? a.image_blocks * C::IMAGE_BLOCK : 0;
+	gemv_layout l = gemv_shared(wide_shape_of<C>(), C::FUSED ? C::N : a.m, 0);
 	const uint32_t begin = gemv_begin(a, blockIdx.x), end = gemv_begin(a, blockIdx.x + 1);
 	const uint32_t smem = smem_addr(gemv_smem);
 	uint32_t strip = gemv_strip_of(a, end - 1);
 	int issued = C::DEPTH, taken = 0;
+	uint32_t kb0 = 0;
 	bool flushed = false;
 
+	l.red += image_bytes;
+	if (C::PLACE == WIDE_BULK) {
+		if (threadIdx.x < C::TEAMS * C::STAGES)
+			mbar_init(smem + 8 * threadIdx.x, 1);
+		mbar_init_fence();
+		__syncthreads();
+	}
 	gemv_trace(a, AT_START, clocks);
 	if (a.ablate & ABLATE_ALL)
 		return;
 	{
 		const uint32_t team = threadIdx.x >> 7, at = (threadIdx.x & 127) * 16;
-		const uint32_t b_ring = smem + team * C::STAGES * C::B_ITEM + at;
-		const uint32_t ring = smem + C::TEAMS * C::STAGES * C::B_ITEM +
+		const uint32_t head = smem + C::HEAD + image_bytes;
+		const uint32_t b_ring = head + team * C::STAGES * C::B_SLOT;
+		const uint32_t ring = head + C::TEAMS * C::STAGES * C::B_SLOT +
 				      team * C::STAGES * C::ITEM + at;
 		wide_loader<C> in;
 
@@ -232,8 +314,12 @@ __global__ void __launch_bounds__(C::WARPS * 32, 1) wide_kernel(const __grid_con
 		grid_wait();
 #pragma unroll 1
 		for (int s = 0; s < C::DEPTH; s++) {
-			if (in_b.rest) {
-				in_b.copy_b(b_ring + s * C::B_ITEM, a.m);
+			if (!C::FUSED && in_b.rest) {
+				if (C::PLACE == WIDE_BULK)
+					in_b.bulk_b(b_ring + s * C::B_SLOT,
+						    smem + (team * C::STAGES + s) * 8);
+				else
+					in_b.copy_b(b_ring + s * C::B_SLOT + at, a.m);
 				in_b.next();
 				if (!--in_b.rest)
 					in_b.enter(a, begin);
@@ -243,6 +329,8 @@ __global__ void __launch_bounds__(C::WARPS * 32, 1) wide_kernel(const __grid_con
 	}
 	gemv_trace(a, AT_ASKED);
 	gemv_trace(a, AT_X);
+	if (C::FUSED)
+		kb0 = wide_image<C>(a, begin, min(end, (strip + 1) * a.kt), (uint32_t *)gemv_smem);
 #pragma unroll 1
 	for (;; strip--) {
 		const uint32_t top = strip * a.kt, lo = max(begin, top), thread = threadIdx.x;
@@ -254,7 +342,7 @@ __global__ void __launch_bounds__(C::WARPS * 32, 1) wide_kernel(const __grid_con
 #pragma unroll
 		for (int i = 0; i < C::N / 2; i++)
 			acc[0][i] = acc[1][i] = 0.0f;
-		wide_strip<C>(a, smem, begin, end, strip, issued, taken, acc);
+		wide_strip<C>(a, smem, begin, end, strip, kb0, issued, taken, acc);
 		gemv_trace(a, AT_MAIN);
 		if (flushed)
 			__syncthreads();

@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <deque>
 #include <functional>
+#include <map>
 #include <stdio.h>
 #include <stdlib.h>
 #include <ucontext.h>
@@ -362,6 +363,49 @@ template <int N> static inline void cp_async_wait()
 		for (const emu::copy &c : emu::now->groups.front())
 			memcpy(c.dst, c.src, 16);
 		emu::now->groups.pop_front();
+	}
+}
+
+/* Barriers of bulk copies: one arrival, which says how many bytes; these come when somebody waits. */
+struct bulk {
+	uint32_t dst, bytes;
+	const void *src;
+};
+static std::map<uint32_t, std::vector<bulk>> bulks;
+static std::map<uint32_t, uint32_t> bulk_phase, bulk_expected;
+
+static inline void mbar_init(uint32_t bar, uint32_t)
+{
+	bulks[bar].clear();
+	bulk_phase[bar] = bulk_expected[bar] = 0;
+}
+static inline void mbar_init_fence()
+{
+}
+static inline void mbar_expect(uint32_t bar, uint32_t bytes)
+{
+	bulk_expected[bar] += bytes;
+}
+static inline void bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+{
+	bulks[bar].push_back({dst, bytes, src});
+}
+static inline void mbar_wait(uint32_t bar, uint32_t phase)
+{
+	while ((bulk_phase[bar] & 1) == phase) {
+		uint32_t bytes = 0;
+
+		for (const bulk &b : bulks[bar])
+			bytes += b.bytes;
+		if (!bytes || bytes != bulk_expected[bar]) {
+			emu::yield();
+			continue;
+		}
+		for (const bulk &b : bulks[bar])
+			memcpy(emu::shared + b.dst, b.src, b.bytes);
+		bulks[bar].clear();
+		bulk_expected[bar] = 0;
+		bulk_phase[bar]++;
 	}
 }
 

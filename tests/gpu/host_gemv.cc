@@ -216,6 +216,21 @@ int main(void)
 	check<dup8_shared>("8 bits mcg, dup", 512, 510, {256}, 5, 3);
 	check<dup8>("8 bits mcg, dup", 512, 510, {256}, 3, 3);
 	check<bytes15>("1.5 bits mul1, bytes", 384, 384, {256}, 4, 3);
+	using bulk16 = wide_cfg<8, CB_MCG, 16, 2, 1, WIDE_BULK>;
+	using bulk32 = wide_cfg<12, CB_MCG, 32, 2, 1, WIDE_BULK>;
+	using fused16 = wide_cfg<8, CB_MCG, 16, 2, 1, WIDE_FUSED>;
+	using fused32 = wide_cfg<8, CB_MUL1, 32, 2, 0, WIDE_FUSED>;
+
+	check<bulk16>("4 bits mcg, wide, bulk", 256, 256, {256}, 13, 1);
+	check<bulk16>("4 bits mcg, wide, bulk", 1152, 1148, {128, 256}, 9, 5);
+	check<bulk16>("4 bits mcg, wide, bulk", 2048, 2048, {128}, 16, 1);
+	check<bulk32>("6 bits mcg, wide, bulk", 1152, 1152, {256}, 31, 3);
+	check<fused16>("4 bits mcg, wide, fused", 256, 256, {256}, 13, 1);
+	check<fused16>("4 bits mcg, wide, fused", 1152, 1148, {384}, 9, 5);
+	check<fused16>("4 bits mcg, wide, fused", 1152, 1152, {256}, 16, 3);
+	check<fused32>("4 bits mul1, wide, fused", 768, 760, {256}, 32, 3);
+	check<fused32>("4 bits mul1, wide, fused", 1024, 1024, {128}, 17, 2);
+
 	using lean = gemv_cfg<8, CB_MCG, FORM_DUP, 1, 8, 2, 12, 3, 2, true>;
 	using lean_shared = gemv_cfg<8, CB_MCG, FORM_DUP, 1, 8, 2, 12, 2, 2, false>;
 	using lean_small = gemv_cfg<8, CB_MCG, FORM_DUP, 1, 8, 2, 4, 3, 2, true>;
