@@ -336,13 +336,14 @@ void exl3_config_help(FILE *out)
 		     "Serves EXL3-quantized layers to the processes of this machine. Every key is "
 		     "also a\n"
 		     "line 'key = value' of the configuration file (default " EXL3_CONFIG_PATH
-		     ",\nthen FILE.d/*.conf; flags win).\n\n");
+		     ",\nthen FILE.d/*.conf; flags win).\n"
+		     "SIGHUP reads the files again and takes over the keys with a *, new models, and who is in which domain.\n\n");
 	for (size_t i = 0; i < NR_KEYS; i++) {
 		const struct key *key = &keys[i];
 		char left[64];
 
 		snprintf(left, sizeof(left), "--%s %s", key->name, type_word(key));
-		fprintf(out, "  %-38s %s", left, key->help);
+		fprintf(out, "  %-38s %c %s", left, key->reload ? '*' : ' ', key->help);
 		if (key->fallback)
 			fprintf(out, " [%s]", key->fallback);
 		if (key->type == KEY_INT || key->type == KEY_UINT)
@@ -351,7 +352,7 @@ void exl3_config_help(FILE *out)
 	}
 	exl3_config_tenant_help(out);
 	fprintf(out,
-		"\nSIGTERM finishes accepted requests and ends; SIGHUP reads the file again.\n"
+		"\nSIGTERM finishes accepted requests and ends.\n"
 		"Exit status: 0 ended by a drain, 1 it cannot serve, 2 flags or configuration are wrong, 3 the worker "
 		"died\ntoo often.\n");
 }
