@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+import socket
 import sys
 
 from harness import HERE, check, equal
@@ -40,6 +41,59 @@ def test_defaults_in_the_manual(env):
     for key, default in re.findall(r"^  --([a-z-]+) .*\[([^\]\s]*)\](?: \(|$)", out, re.M):
         line = re.search(rf"^\.BR? .*\b{key} .*$", page, re.M)
         check(line and f"({default})" in line.group(0), f"exl3-daemon.conf.5: {key} is not given as ({default})")
+
+
+def test_reload_and_units_in_the_manual(env):
+    """A key that SIGHUP takes over has its *, one that counts something says what."""
+    rc, out, err = env.run(env.program("exl3-daemon"), "--help")
+    equal(rc, 0, f"--help ({err})")
+    page = read("client/man/exl3-daemon.conf.5").replace("\\-", "-").split(".SH MODEL SECTIONS")[0]
+    seen = 0
+    for key, kind, star in re.findall(r"^  --([a-z-]+) (\S+) +(\*?) ", out, re.M):
+        entry = re.search(rf"^\.BR? (?:.*[ \"])?{key}(?![\w-]).*\n(?:(?!\.TP).*\n)*", page, re.M)
+        check(entry, f"exl3-daemon.conf.5 does not describe {key}")
+        first = entry.group(0).split("\n")[0]
+        equal("*" in first, star == "*", f"exl3-daemon.conf.5: {key} with a *")
+        words = {"BYTES": "bytes", "N": "second|microsecond|threads|channels|clients|restarts|requests|launches|port|node|of them"}
+        check(kind not in words or re.search(words[kind], entry.group(0)), f"exl3-daemon.conf.5: what does {key} count? {entry.group(0)}")
+        seen += star == "*"
+    check(seen > 10, f"only {seen} keys with a *")
+
+
+def test_example_has_the_defaults(env):
+    """What the example sets is what counts without it, and all that it has in comments is accepted."""
+    program, example = env.program("exl3-daemon"), os.path.join(TOP, "systemd", "exl3-daemon.conf.example")
+    rc, plain, err = env.run(program, "--config", "/dev/null", "--check-config")
+    equal(rc, 0, f"defaults ({err})")
+    equal(env.run(program, "--config", example, "--check-config"), (0, plain, ""), "the example as it is")
+    with open(example) as f:
+        text = f.read().replace("batch, @nightly", "1, @2").replace("users = batch 2000-2999", "users = 3 2000-2999")
+    whole = env.path("whole.conf")
+    with open(whole, "w") as f:
+        f.write(re.sub(r"^#(?=\S)", "", text, flags=re.M).replace("/var/lib/exl3/tiny-llama", env.model("tiny-llama")))
+    rc, out, err = env.run(program, "--config", whole, "--check-config")
+    equal((rc, err), (0, ""), "the example with what it has in comments")
+    for line in ("tenant = batch:weight=20", "domain = batch=1, @2", "device=cuda:1"):
+        check(line in out, f"{line} is not in what counts: {out}")
+
+
+def test_every_metric_is_in_the_table(env):
+    """docs/metrics.md against a scrape: the same names, types and labels."""
+    d = env.daemon((f"layers={env.model('layers')}",), ("--tenant", "a:users=4242"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
+        s.connect(d.sock + ".metrics")
+        s.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        text = b"".join(iter(lambda: s.recv(65536), b"")).decode()
+    served = dict(re.findall(r"^# TYPE (exl3_\w+) (\w+)$", text, re.M))
+    table = {m[0]: (m[1], m[2]) for m in re.findall(r"^\| `(exl3_\w+)` \| (\w+) \| ([^|]*) \|", read("docs/metrics.md"), re.M)}
+    equal(sorted(table), sorted(served), "metrics in docs/metrics.md")
+    for name, kind in served.items():
+        equal(table[name][0], kind, f"docs/metrics.md: type of {name}")
+        documented = set(re.findall(r"`(\w+)`", table[name][1]))
+        labels = set()
+        for line in re.findall(rf"^{name}(?:_bucket|_sum|_count)?\{{([^}}]*)\}}", text, re.M):
+            labels |= set(re.findall(r"(\w+)=", line)) - {"le"}
+        check(labels <= documented, f"docs/metrics.md: {name} has the labels {labels}, documented are {documented}")
 
 
 def test_every_verb_is_in_the_manual(env):
