@@ -96,6 +96,21 @@ def test_every_metric_is_in_the_table(env):
         check(labels <= documented, f"docs/metrics.md: {name} has the labels {labels}, documented are {documented}")
 
 
+def test_messages_of_the_troubleshooting_table(env):
+    """Every message in docs/troubleshooting.md is one that the code has."""
+    code = ""
+    for folder in ("client", "daemon", "shm", "kernels"):
+        for path in glob.glob(os.path.join(TOP, folder, "*.[ch]")):
+            with open(path, errors="replace") as f:
+                code += f.read()
+    code = re.sub(r'"\s*\n\s*"', "", code)  # strings over several lines
+    messages = [m for row in re.findall(r"^\| (`.*?`) \|", read("docs/troubleshooting.md"), re.M) for m in re.findall(r"`([^`]+)`", row)]
+    check(len(messages) > 30, f"messages: {len(messages)}")
+    for message in messages:
+        for part in (p.strip() for p in message.split("…")):
+            check(len(part) < 4 or part in code, f"docs/troubleshooting.md: no code says '{part}' (of '{message}')")
+
+
 def test_every_verb_is_in_the_manual(env):
     rc, out, _ = env.run(env.program("exl3ctl"), "--help")
     equal(rc, 0, "--help")
