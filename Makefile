@@ -237,6 +237,17 @@ $(BUILD)/tests/gpu/check_mla: tests/gpu/check_mla.cu $(BUILD)/libcuda_mla.a $(CU
 	$(call gpu_link)
 $(BUILD)/tests/gpu/check_moe: tests/gpu/check_moe.cu $(BUILD)/libcuda_moe.a $(BUILD)/obj/kernels/cpu/ref.o $(CUDA_HOST_OBJ) $(BUILD)/nvflags
 	$(call gpu_link)
+# These have the backend from its plugin, and libexl3-gpu's source.
+PLAN_GPU := client/cuda/gpu.cu tests/gpu/plan_rig.h client/cuda/exl3_device.cuh client/cuda/exl3_gpu.h kernels/backend.h $(BUILD)/nvflags
+define plan_link
+	$(call say,NVCC,$@)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -o $@ $(filter %.cu,$^) -ldl -lpthread
+endef
+$(BUILD)/tests/gpu/check_plan: tests/gpu/check_plan.cu $(PLAN_GPU)
+	$(call plan_link)
+$(BUILD)/bench/plan_cuda: bench/plan_cuda.cu $(PLAN_GPU)
+	$(call plan_link)
 $(BUILD)/tests/gpu/check_%: tests/gpu/check_%.cu $(CUDA_LINEAR) $(CUDA_HOST_OBJ) $(BUILD)/nvflags
 	$(call gpu_link)
 $(BUILD)/bench/mla_cuda: bench/mla_cuda.cu $(BUILD)/libcuda_mla.a $(CUDA_HOST_OBJ) $(BUILD)/nvflags

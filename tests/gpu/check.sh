@@ -29,6 +29,7 @@ kernels() {
 	step 60 "MLA" "$build/tests/gpu/check_mla" skip=wide
 	step 40 "MLA, many heads" "$build/tests/gpu/check_mla" only=wide
 	step 60 "routed experts" "$build/tests/gpu/check_moe"
+	step 100 "tracks and plans" "$build/tests/gpu/check_plan"
 	step 90 "backend against the reference" "$build/tests/checkkernel/checkkernel" --backend cuda --quick
 }
 

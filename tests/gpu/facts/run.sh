@@ -5,7 +5,7 @@
 # One line per fact: name | what docs/architecture.md says | what was seen | holds or DOES NOT HOLD.
 dir=${1:-build/tests/gpu/facts}
 failed=0 skipped=0 broken=0
-for name in dlopen declarations vmm_survives vmm_readonly ipc imports portable blocking eager streams copies mps mps_control roundtrip direct; do
+for name in dlopen declarations vmm_survives vmm_readonly ipc imports portable blocking eager streams copies plan mps mps_control roundtrip direct; do
 	timeout -k 2 40 "$dir/$name"
 	rc=$?
 	case $rc in
