@@ -8,7 +8,7 @@
  *     few rows per expert     moe_decode.cuh, the activation and down's image in its epilogue
  *     many                    moe_wide.cuh, likewise if there is a gate
  *     gate unlike up          moe_gemm.cuh, and a kernel in the middle
- *     variants, if asked for  moe_team.cuh, moe_tall.cuh; the input by moe_input.cuh
+ *     variants, if asked for  moe_early.cuh; moe_team.cuh, moe_tall.cuh, their input by moe_input.cuh
  *   combine  per token, slots in order: sum of weight * down, times the routed scale
  *
  * An expert's variant is its bitrate and codebook. Experts of one variant are neighbours in the sort (a
@@ -50,15 +50,17 @@ static const struct {
 #define NR_VARIANTS (sizeof(g_variants) / sizeof(g_variants[0]))
 
 /* Places in exl3_cuda_moe_variants. */
-enum { MOE_DEFAULT, MOE_PASS, MOE_TEAM, MOE_TALL, MOE_TURNS };
+enum { MOE_DEFAULT, MOE_PASS, MOE_TEAM, MOE_TALL, MOE_TURNS, MOE_EARLY, MOE_EARLY_ONE };
 
 typedef int (*moe_many_fn)(const moe_many_args &a, int sms, cudaStream_t stream);
+typedef int (*moe_early_fn)(const moe_early_args &a, int sms, cudaStream_t stream);
 
 static const struct {
 	uint8_t rate2, codebook;
 	moe_many_fn team, tall;
+	moe_early_fn early;
 } g_many[] = {
-#define X(rate2, cb) {rate2, cb, moe_team_##rate2##_##cb, moe_tall_##rate2##_##cb},
+#define X(rate2, cb) {rate2, cb, moe_team_##rate2##_##cb, moe_tall_##rate2##_##cb, moe_early_##rate2##_##cb},
 	EXL3_MOE_MANY_VARIANTS(X)
 #undef X
 };
@@ -81,6 +83,19 @@ static unsigned variant_of(const exl3_matrix *m)
 	while (i < NR_VARIANTS && (g_variants[i].rate2 != m->rate2 || g_variants[i].codebook != m->codebook))
 		i++;
 	return i;
+}
+
+static moe_early_fn early_of(unsigned v)
+{
+	for (const auto &m : g_many)
+		if (m.rate2 == g_variants[v].rate2 && m.codebook == g_variants[v].codebook)
+			return m.early;
+	return NULL;
+}
+
+static bool is_early(const struct exl3_cuda_moe *a)
+{
+	return a->variant == MOE_EARLY || a->variant == MOE_EARLY_ONE;
 }
 
 static bool same_shape(const exl3_matrix *a, const exl3_matrix *b)
@@ -292,6 +307,20 @@ static int run_classes(const struct exl3_cuda_moe_plan *plan, const moe_way &way
 }
 
 /* The same for the products of a variant. */
+static int run_early(const struct exl3_cuda_moe *a, uint32_t list, moe_gemm_args &g, cudaStream_t stream)
+{
+	const struct exl3_cuda_moe_plan *plan = a->plan;
+
+	for (g.cls = 0; g.cls < plan->nr_classes[list]; g.cls++) {
+		const moe_early_args e = {g, a->variant == MOE_EARLY_ONE};
+		int ret = early_of(plan->class_variant[list][g.cls])(e, a->device_sms, stream);
+
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
 static int run_many(const struct exl3_cuda_moe *a, uint32_t list, moe_gemm_args &g, float *scratch,
 		    cudaStream_t stream)
 {
@@ -388,7 +417,7 @@ static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint3
 		input = pairs < 1024 ? start_input<row_cfg<8, 2>> : start_input<row_cfg<2, 8>>;
 	else if (plan->hidden <= 4096)
 		input = pairs < 1024 ? start_input<row_cfg<8, 4>> : start_input<row_cfg<2, 16>>;
-	if (a->variant)
+	if (a->variant && !is_early(a))
 		ret = moe_start(projs == 2 ? input_tiles_kernel<2> : input_tiles_kernel<1>, early, dim3((pairs + 7) / 8),
 				ROW_THREADS, 0, stream, en, r, first_proj, plan->hidden, plan->hidden_log, pairs, shared,
 				image_bytes / projs, scale, scale_down);
@@ -424,6 +453,8 @@ static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint3
 		ret = run_gemm(plan->rates[0], g, a->device_sms, stream);
 	else if (many)
 		ret = run_many(a, 0, g, scratch, stream);
+	else if (is_early(a))
+		ret = run_early(a, 0, g, stream);
 	else
 		ret = run_classes(plan, way, 0, g, a->device_sms, stream);
 	if (!ret && !fused)
@@ -450,7 +481,9 @@ static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint3
 		g.units = r.units + (size_t)(plan->lists - 1) * units_max;
 		g.class_units = r.class_units + (plan->lists - 1) * (CLASSES_MAX + 1);
 		g.block_scale = decode ? block_scale : NULL;
-		ret = many ? run_many(a, 1, g, scratch, stream) : run_classes(plan, way, 1, g, a->device_sms, stream);
+		ret = many	  ? run_many(a, 1, g, scratch, stream) :
+		      is_early(a) ? run_early(a, 1, g, stream) :
+				    run_classes(plan, way, 1, g, a->device_sms, stream);
 	}
 	if (ret || a->steps == 4)
 		return ret;
@@ -530,12 +563,33 @@ static bool supports_turns(const struct exl3_cuda_moe *a)
 	return supports_many(a, MOE_TURNS, 4);
 }
 
+/* The default's way is decode for all of it. */
+static bool supports_early(const struct exl3_cuda_moe *a)
+{
+	const struct exl3_cuda_moe_plan *plan = a->plan;
+	struct exl3_cuda_moe plain = *a;
+	const uint64_t pairs = all_pairs(a);
+
+	plain.variant = MOE_DEFAULT;
+	const moe_way way = choose_way(&plain, pairs);
+
+	if (a->device_cc < 90 || a->deterministic || way.product != moe_way::DECODE || chunk_pairs(&plain, way) < pairs)
+		return false;
+	for (int list = 0; list < 2; list++)
+		for (uint32_t c = 0; c < plan->nr_classes[list]; c++)
+			if (!early_of(plan->class_variant[list][c]))
+				return false;
+	return true;
+}
+
 extern "C" const struct exl3_cuda_moe_variant exl3_cuda_moe_variants[] = {
 	{"moe", supports_default},
 	{"moe_pass", supports_pass},
 	{"moe_team", supports_team},
 	{"moe_tall", supports_tall},
 	{"moe_tall_turns", supports_turns},
+	{"moe_early", supports_early},
+	{"moe_early_one", supports_early},
 	{NULL, NULL},
 };
 static_assert(sizeof(exl3_cuda_moe_variants) / sizeof(exl3_cuda_moe_variants[0]) == EXL3_CUDA_MOE_VARIANTS_NR + 1,

@@ -69,7 +69,7 @@ struct exl3_cuda_moe_variant {
 
 /* The first is the default; ends with a NULL name. */
 extern const struct exl3_cuda_moe_variant exl3_cuda_moe_variants[];
-#define EXL3_CUDA_MOE_VARIANTS_NR 5
+#define EXL3_CUDA_MOE_VARIANTS_NR 7
 
 /* Deterministic entries of one class may be in one launch; 0: the (only) entry of @a has to be alone. Pure. */
 uint32_t exl3_cuda_moe_class(const struct exl3_cuda_moe *a);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * moe_many_ptx.cuh - what only the products for many rows need beside ptx.cuh, gemv_ptx.cuh and wgmma.cuh.
+ * moe_many_ptx.cuh - what only the routed block's variants need beside ptx.cuh, gemv_ptx.cuh and wgmma.cuh.
  *
  * tests/gpu/emulate_many.h has the same on the CPU.
  */
@@ -13,6 +13,11 @@
 
 namespace exl3
 {
+
+EXL3_DEV void sts32(uint32_t addr, uint32_t v)
+{
+	asm volatile("st.shared.u32 [%0], %1;" ::"r"(addr), "r"(v) : "memory");
+}
 
 /* Registers per thread of a warpgroup (9.7.19, setmaxnreg); all its warps, in one branch. */
 template <int REGS> EXL3_DEV void registers_more()

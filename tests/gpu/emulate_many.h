@@ -57,6 +57,15 @@ template <class T> static T __shfl_up_sync(unsigned, T v, int by)
 	return shuffle(v, from < 0 ? emu::lane() : (unsigned)from);
 }
 
+static inline bool __any_sync(unsigned, bool v)
+{
+	unsigned any = v;
+
+	for (int s = 1; s < 32; s *= 2)
+		any |= __shfl_xor_sync(~0u, any, s);
+	return any;
+}
+
 static inline uint32_t atomicAdd(uint32_t *p, uint32_t v)
 {
 	const uint32_t old = *p;
@@ -75,6 +84,11 @@ static inline unsigned long long atomicAdd_system(unsigned long long *p, unsigne
 
 namespace exl3
 {
+
+static inline void sts32(uint32_t addr, uint32_t v)
+{
+	memcpy(emu::shared + addr, &v, 4);
+}
 
 static inline void mbar_init(uint32_t bar, uint32_t count)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * host_moe.cc - the routed block's products for many rows on emulated threads; needs no GPU.
+ * host_moe.cc - the products that only variants of the routed block take, on emulated threads; needs no GPU.
  *
  * The chain of moe.cu (align, input in one pass, gate and up, level, down; the last sum by the test) with a few small experts of very
  * different numbers of rows, against a reference in double: units that end anywhere, a lone last strip, more tasks than
@@ -20,6 +20,8 @@
 
 #define moe_smem_team gemv_smem
 #define moe_smem_tall gemv_smem
+#define moe_smem_early gemv_smem
+#include "kernels/cuda/moe_early.cuh"
 #include "kernels/cuda/moe_tall.cuh"
 #include "kernels/cuda/moe_team.cuh"
 
@@ -124,14 +126,15 @@ template <class T> static T *alloc(size_t n)
 
 static int bad;
 
-enum { TEAM, TALL, TURNS };
-static const char *const names[] = {"team", "tall", "turns"};
+enum { TEAM, TALL, TURNS, EARLY };
+static const char *const names[] = {"team", "tall", "turns", "early"};
 
 /* @counts: rows of each expert; @loud: one token's values are too large for f16. */
 template <int RATE2, int CB, int TILE>
 static void check(int form, uint32_t hidden, uint32_t inter, uint32_t inter_log, std::vector<uint32_t> counts, unsigned blocks,
 		  bool loud = false)
 {
+	constexpr bool few = TILE <= 16;
 	using team_gu = team_cfg<RATE2, CB, (TILE > 64 ? 64 : TILE), true>;
 	using team_down = team_cfg<RATE2, CB, (TILE > 64 ? 64 : TILE), false>;
 	using tall_gu = tall_cfg<RATE2, CB, true>;
@@ -210,9 +213,6 @@ static void check(int form, uint32_t hidden, uint32_t inter, uint32_t inter_log,
 	float *down = alloc<float>((size_t)pairs * out);
 
 	emu::launch(1, 256, [&] { align_kernel(en, r); });
-	emu::launch((pairs + 7) / 8, ROW_THREADS, [&] {
-		input_tiles_kernel<2>(en, r, 0, hidden, hidden, pairs, image, image_bytes, scale, scale_down);
-	});
 	moe_many_args a = {};
 	moe_gemm_args &g = a.g;
 	g.mats = table.data();
@@ -232,13 +232,32 @@ static void check(int form, uint32_t hidden, uint32_t inter, uint32_t inter_log,
 	g.next_scale = block_scale;
 	g.next_top = (uint32_t *)scale_down;
 	a.scratch = alloc<float>((size_t)blocks * TALL_ROWS * 128);
-	if (form == TEAM)
-		emu::launch(blocks, team_gu::THREADS, [&] { moe_team_kernel<team_gu>(a); });
-	else if (form == TALL)
-		emu::launch(blocks, tall_gu::THREADS, [&] { moe_tall_kernel<tall_gu>(a); });
-	else
-		emu::launch(blocks, turns_gu::THREADS, [&] { moe_tall_kernel<turns_gu>(a); });
-	emu::launch((pairs + 7) / 8, ROW_THREADS, [&] { level_kernel(r, inter, middle, block_scale, scale_down); });
+	moe_early_args early = {};
+	if constexpr (few) {
+		const uint32_t rows = row_cfg<8, 4>::ROWS;
+
+		for (uint32_t proj = 0; proj < 2; proj++)
+			emu::launch((pairs + rows - 1) / rows, ROW_THREADS, [&] {
+				emu::block_index.y = proj;
+				input_kernel<row_cfg<8, 4>>(en, r, 0, hidden, hidden, pairs, image, image_bytes, MOE_FRAGMENT,
+							    scale, scale_down);
+			});
+		g.slots = alloc<uint32_t>(EXL3_CUDA_WS_ZERO / 4);
+		memset(g.slots, 0, EXL3_CUDA_WS_ZERO);
+		early.g = g;
+		emu::launch(blocks, 256, [&] { moe_early_kernel<early_cfg<RATE2, CB, TILE / 8, 2, true>>(early); });
+	} else {
+		emu::launch((pairs + 7) / 8, ROW_THREADS, [&] {
+			input_tiles_kernel<2>(en, r, 0, hidden, hidden, pairs, image, image_bytes, scale, scale_down);
+		});
+		if (form == TEAM)
+			emu::launch(blocks, team_gu::THREADS, [&] { moe_team_kernel<team_gu>(a); });
+		else if (form == TALL)
+			emu::launch(blocks, tall_gu::THREADS, [&] { moe_tall_kernel<tall_gu>(a); });
+		else
+			emu::launch(blocks, turns_gu::THREADS, [&] { moe_tall_kernel<turns_gu>(a); });
+		emu::launch((pairs + 7) / 8, ROW_THREADS, [&] { level_kernel(r, inter, middle, block_scale, scale_down); });
+	}
 	g.image = middle;
 	g.row_scale = scale_down;
 	g.out = down;
@@ -246,12 +265,23 @@ static void check(int form, uint32_t hidden, uint32_t inter, uint32_t inter_log,
 	g.n = out;
 	g.first_proj = 2;
 	g.nr_proj = 1;
-	if (form == TEAM)
-		emu::launch(blocks, team_down::THREADS, [&] { moe_team_kernel<team_down>(a); });
-	else if (form == TALL)
-		emu::launch(blocks, tall_down::THREADS, [&] { moe_tall_kernel<tall_down>(a); });
-	else
-		emu::launch(blocks, turns_down::THREADS, [&] { moe_tall_kernel<turns_down>(a); });
+	if constexpr (few) {
+		g.block_scale = block_scale;
+		early.g = g;
+		if (TILE == 8)
+			emu::launch(blocks, 256, [&] { moe_early_kernel<early_cfg<RATE2, CB, 1, 4, false>>(early); });
+		else
+			emu::launch(blocks, 256, [&] { moe_early_kernel<early_cfg<RATE2, CB, 2, 2, false>>(early); });
+		for (size_t i = 0; i < EXL3_CUDA_WS_ZERO / 4; i++)
+			bad += g.slots[i] != 0;
+	} else {
+		if (form == TEAM)
+			emu::launch(blocks, team_down::THREADS, [&] { moe_team_kernel<team_down>(a); });
+		else if (form == TALL)
+			emu::launch(blocks, tall_down::THREADS, [&] { moe_tall_kernel<tall_down>(a); });
+		else
+			emu::launch(blocks, turns_down::THREADS, [&] { moe_tall_kernel<turns_down>(a); });
+	}
 	/* combine is launched with a grid of two dimensions; here its sum, by the same rows. */
 	double sum = 0, err = 0, worst = 0;
 
@@ -308,6 +338,9 @@ static void check(int form, uint32_t hidden, uint32_t inter, uint32_t inter_log,
 
 int main(void)
 {
+	check<8, CB_MCG, 8>(EARLY, 384, 256, 250, {1, 0, 9, 3}, 5);
+	check<8, CB_MUL1, 16>(EARLY, 256, 384, 384, {16, 2, 13}, 3);
+	check<8, CB_MCG, 8>(EARLY, 256, 128, 128, {2, 5}, 2, true);
 	check<8, CB_MCG, 32>(TEAM, 384, 256, 250, {5, 0, 23, 33}, 3);
 	check<8, CB_MCG, 32>(TEAM, 256, 128, 128, {12, 20}, 2, true);
 	check<8, CB_MCG, 256>(TALL, 256, 128, 128, {5, 60, 90, 0, 120}, 2);
