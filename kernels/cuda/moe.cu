@@ -8,13 +8,14 @@
  *     few rows per expert     moe_decode.cuh, the activation and down's image in its epilogue
  *     many                    moe_wide.cuh, likewise if there is a gate
  *     gate unlike up          moe_gemm.cuh, and a kernel in the middle
- *     variants, if asked for  moe_early.cuh; moe_team.cuh, moe_tall.cuh, their input by moe_input.cuh
+ *     variants, if asked for  moe_early.cuh, before it moe_few.cuh; moe_team.cuh, moe_tall.cuh, their input by moe_input.cuh
  *   combine  per token, slots in order: sum of weight * down, times the routed scale
  *
  * An expert's variant is its bitrate and codebook. Experts of one variant are neighbours in the sort (a
  * class), and each class has its launch; gate and up on one side and down on the other may differ.
  */
 #include "kernels/cuda/moe.h"
+#include "kernels/cuda/moe_few.cuh"
 #include "kernels/cuda/moe_input.cuh"
 #include "kernels/cuda/moe_many.h"
 #include "kernels/cuda/moe_steps.cuh"
@@ -361,6 +362,35 @@ static int start_input(const struct exl3_cuda_moe *a, const moe_entries &en, con
 			 r.nr_pairs, image, image_bytes, layout, scale, top);
 }
 
+/* Variants of decode, few pairs of one class: moe_few.cuh. */
+static bool is_few(const struct exl3_cuda_moe *a, uint32_t pairs)
+{
+	const struct exl3_cuda_moe_plan *plan = a->plan;
+
+	return is_early(a) && pairs <= FEW_PAIRS && plan->nr_experts <= FEW_EXPERTS && plan->lists == 1 &&
+	       plan->nr_classes[0] == 1;
+}
+
+static int align_few(const moe_entries &en, const moe_route &r, uint32_t first_proj,
+		     moe_few_pair *records, cudaStream_t stream)
+{
+	const uint32_t most = r.nr_pairs > r.nr_experts ? r.nr_pairs : r.nr_experts;
+
+	align_few_kernel<<<1, (most + 127) / 128 * 128, 0, stream>>>(en, r, first_proj, records);
+	return 0;
+}
+
+static int input_few(const struct exl3_cuda_moe *a, const moe_entries &en, const moe_route &r, uint32_t projs,
+		     const moe_few_pair *records, char *image, size_t image_bytes, float *scale, float *top,
+		     cudaStream_t stream)
+{
+	const uint32_t k = a->plan->hidden;
+	auto *kernel = k <= 2048 ? input_few_kernel<2> : k <= 4096 ? input_few_kernel<4> : input_few_kernel<12>;
+
+	return moe_start(kernel, true, dim3(r.nr_pairs, projs), ROW_THREADS, 0, stream, en, r, records, k,
+			 a->plan->hidden_log, r.nr_pairs, image, image_bytes, scale, top);
+}
+
 /* One chunk of whole tokens. */
 static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint32_t first_token,
 		     uint32_t tokens, uint32_t first_pair, uint32_t pairs, const moe_way &way, cudaStream_t stream)
@@ -407,7 +437,11 @@ static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint3
 	/* The input images are dead when down's outputs are written. */
 	char *shared = carve(&at, image_bytes > down_bytes ? image_bytes : down_bytes);
 
-	ret = align(en, r, stream);
+	/* Decode has no use for gu: the pairs' records. */
+	const bool few = is_few(a, pairs);
+	moe_few_pair *records = (moe_few_pair *)gu;
+
+	ret = few ? align_few(en, r, first_proj, records, stream) : align(en, r, stream);
 	if (ret || a->steps == 1)
 		return ret;
 	/* Few rows: a block each. Many: short chains of latencies, many rows at a time. */
@@ -417,7 +451,9 @@ static int run_chunk(const struct exl3_cuda_moe *a, const moe_entries &en, uint3
 		input = pairs < 1024 ? start_input<row_cfg<8, 2>> : start_input<row_cfg<2, 8>>;
 	else if (plan->hidden <= 4096)
 		input = pairs < 1024 ? start_input<row_cfg<8, 4>> : start_input<row_cfg<2, 16>>;
-	if (a->variant && !is_early(a))
+	if (few)
+		ret = input_few(a, en, r, projs, records, shared, image_bytes / projs, scale, scale_down, stream);
+	else if (a->variant && !is_early(a))
 		ret = moe_start(projs == 2 ? input_tiles_kernel<2> : input_tiles_kernel<1>, early, dim3((pairs + 7) / 8),
 				ROW_THREADS, 0, stream, en, r, first_proj, plan->hidden, plan->hidden_log, pairs, shared,
 				image_bytes / projs, scale, scale_down);

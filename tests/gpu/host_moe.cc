@@ -2,7 +2,7 @@
 /*
  * host_moe.cc - the products that only variants of the routed block take, on emulated threads; needs no GPU.
  *
- * The chain of moe.cu (align, input in one pass, gate and up, level, down; the last sum by the test) with a few small experts of very
+ * The chain of moe.cu (sort, input, gate and up, level, down; the last sum by the test) with a few small experts of very
  * different numbers of rows, against a reference in double: units that end anywhere, a lone last strip, more tasks than
  * blocks, holes, values that need a power of two.
  */
@@ -14,6 +14,7 @@
 /* Blocks run one after another, so a block's variables may be the program's. */
 #undef __shared__
 #define __shared__ static
+#include "kernels/cuda/moe_few.cuh"
 #include "kernels/cuda/moe_input.cuh"
 #undef __shared__
 #define __shared__
@@ -212,7 +213,11 @@ static void check(int form, uint32_t hidden, uint32_t inter, uint32_t inter_log,
 	char *image = alloc<char>(2 * image_bytes), *middle = alloc<char>((size_t)image_rows * inter * 2);
 	float *down = alloc<float>((size_t)pairs * out);
 
-	emu::launch(1, 256, [&] { align_kernel(en, r); });
+	moe_few_pair *records = alloc<moe_few_pair>(pairs);
+	if (few)
+		emu::launch(1, 128, [&] { align_few_kernel(en, r, 0, records); });
+	else
+		emu::launch(1, 256, [&] { align_kernel(en, r); });
 	moe_many_args a = {};
 	moe_gemm_args &g = a.g;
 	g.mats = table.data();
@@ -234,13 +239,11 @@ static void check(int form, uint32_t hidden, uint32_t inter, uint32_t inter_log,
 	a.scratch = alloc<float>((size_t)blocks * TALL_ROWS * 128);
 	moe_early_args early = {};
 	if constexpr (few) {
-		const uint32_t rows = row_cfg<8, 4>::ROWS;
-
 		for (uint32_t proj = 0; proj < 2; proj++)
-			emu::launch((pairs + rows - 1) / rows, ROW_THREADS, [&] {
+			emu::launch(pairs, ROW_THREADS, [&] {
 				emu::block_index.y = proj;
-				input_kernel<row_cfg<8, 4>>(en, r, 0, hidden, hidden, pairs, image, image_bytes, MOE_FRAGMENT,
-							    scale, scale_down);
+				input_few_kernel<2>(en, r, records, hidden, hidden, pairs, image, image_bytes, scale,
+						    scale_down);
 			});
 		g.slots = alloc<uint32_t>(EXL3_CUDA_WS_ZERO / 4);
 		memset(g.slots, 0, EXL3_CUDA_WS_ZERO);
