@@ -297,6 +297,7 @@ static void leave_tenant(struct exl3_channel *ch)
 {
 	if (!ch->tenant)
 		return;
+	exl3_gate_unready(ch);
 	exl3_tenant_uncharge(ch->tenant, EXL3_BYTES_RING, ch->segment->bytes);
 	ch->tenant->credits -= ch->ring.cq_mask + 1;
 	ch->tenant->rows -= ch->rows;

@@ -98,11 +98,15 @@ static void name_del(struct exl3_channel *ch, struct exl3_request *req)
 
 /* ---- order across devices, and of stream calls ---- */
 
-/* May it join what its channel has in its lane? */
-static bool may_join(const struct exl3_channel *ch, const struct exl3_request *req)
+/* May it join what its channel has in its lane? If so, it does. */
+static bool may_join(struct exl3_channel *ch, struct exl3_request *req)
 {
-	return exl3_words_ready(req) &&
-	       (!req->lane || req->lane == ch->lane || (!ch->flow.queued && !ch->flow.running));
+	if (!exl3_words_ready(req)) {
+		exl3_gate_unready(ch); /* the client may have changed its word */
+		return false;
+	}
+	return (!req->lane || req->lane == ch->lane || (!ch->flow.queued && !ch->flow.running)) &&
+	       exl3_gate_rows(ch, req);
 }
 
 static void join(struct exl3_channel *ch, struct exl3_request *req)
@@ -147,9 +151,8 @@ static void end(struct exl3_request *req, int result)
 	name_del(ch, req);
 	req->next = ch->free;
 	ch->free = req;
+	exl3_gate_ended(ch, req);
 	if (ch->tenant) {
-		ch->tenant->rows -= req->c.rows.m;
-		ch->rows -= req->c.rows.m;
 		ch->tenant->requests--;
 		ch->requests--;
 	}
@@ -267,14 +270,15 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	req->skipped = req->exec_ns = 0;
 	req->cancelled = false;
 	exl3_slice_plan(req, req->lane ? &req->lane->pace : NULL, d->chunk_ns);
+	req->counted = false;
 	if (ch->tenant) {
-		ch->tenant->rows += req->c.rows.m;
-		ch->rows += req->c.rows.m;
 		ch->tenant->requests++;
 		ch->requests++;
 	}
 	pin(req);
 	name_add(ch, req);
+	if (!stream && !ch->waits)
+		exl3_gate_count(ch, req); /* what it may wait for ends by itself */
 	if (!ch->held.queued && may_join(ch, req)) {
 		join(ch, req);
 		return;
@@ -706,6 +710,7 @@ void exl3_dispatch_set_chunk(struct exl3_dispatch *d, uint64_t chunk_ns)
 void exl3_dispatch_drain(struct exl3_dispatch *d)
 {
 	d->draining = true;
+	d->drain_ns = exl3_now_ns();
 }
 
 void exl3_dispatch_leave(struct exl3_dispatch *d)

@@ -71,7 +71,10 @@ void exl3_dispatch_set_ready(struct exl3_dispatch *d, uint64_t spin_ns, uint64_t
 void exl3_dispatch_set_chunk(struct exl3_dispatch *d, uint64_t chunk_ns);
 /* How long a launch may take beyond what its size explains, then the device is lost. 0: for ever. */
 void exl3_dispatch_set_slack(struct exl3_dispatch *d, uint64_t slack_ns);
-/* From now on new requests complete with -ESHUTDOWN; accepted ones finish. */
+#define EXL3_DRAIN_READY_NS 1000000000ull
+
+/* From now on new requests complete with -ESHUTDOWN; accepted ones finish. Stream calls that are not ready within
+ * EXL3_DRAIN_READY_NS do not: -ESHUTDOWN. */
 void exl3_dispatch_drain(struct exl3_dispatch *d);
 /* From now on new requests stay in their rings, for whoever their clients connect to next; accepted ones
  * finish. */

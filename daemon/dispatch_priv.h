@@ -26,6 +26,7 @@ struct exl3_request {
 	uint64_t accepted_ns;
 	bool cancelled; /* while a slice runs: no other one follows */
 	bool stream;    /* a stream call, of number seq */
+	bool counted;   /* its rows are its tenant's */
 	uint32_t seq;
 	uint64_t skipped, exec_ns;
 	struct exl3_shared_geometry *geometry; /* of an MLA request that may share a launch, else NULL */
@@ -92,7 +93,7 @@ struct exl3_channel {
 	uint64_t gap_ns;                /* running mean of the time from there to the next work */
 	struct exl3_counters *counters; /* NULL once closed */
 	struct exl3_tenant *tenant;     /* counted; NULL: no limits */
-	uint64_t rows, requests;        /* that count against it: accepted, not complete */
+	uint64_t rows, requests;        /* that count against it */
 	struct exl3_sqe stash;          /* taken, waits for rows of its tenant to end */
 	bool stashed;
 	struct exl3_check_env env;
@@ -154,6 +155,7 @@ struct exl3_dispatch {
 	uint32_t nr_channels; /* not freed yet */
 	uint64_t hash_key[2]; /* the clients do not know it */
 	bool deterministic, draining, trains;
+	uint64_t drain_ns; /* when that began */
 	bool leaving; /* takes no more entries */
 	struct exl3_counters counters;
 	struct exl3_metrics *metrics; /* borrowed; NULL: none */
@@ -188,6 +190,14 @@ void exl3_gate_took(struct exl3_channel *ch, uint32_t nr, uint64_t now_ns);
 /* A copied entry, and the one in the stash if there is one: false: it has to wait, in the stash. */
 bool exl3_gate_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe);
 bool exl3_gate_unstash(struct exl3_channel *ch);
+/* The rows of a request begin to count. */
+void exl3_gate_count(struct exl3_channel *ch, struct exl3_request *req);
+/* The same as soon as there is room: false: not yet. It holds back whatever is behind it. */
+bool exl3_gate_rows(struct exl3_channel *ch, struct exl3_request *req);
+/* It is not the first any more that gets rows, if it was. */
+void exl3_gate_unready(struct exl3_channel *ch);
+/* Its rows, if they count, end; and if it was the first to get some, another one is. */
+void exl3_gate_ended(struct exl3_channel *ch, struct exl3_request *req);
 /* The line of its tenant: for a move to WAITING and away from it. */
 void exl3_gate_enter(struct exl3_channel *ch);
 void exl3_gate_leave(struct exl3_channel *ch);

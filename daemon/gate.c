@@ -6,6 +6,11 @@
  * has is known only once it has been copied, so one that does not fit yet stays in its channel's stash, and
  * nothing behind it is taken. Channels that wait stand in line, the first one goes first. An entry with more
  * rows than the tenant may ever have in flight is refused.
+ *
+ * A stream call that its client has not made ready, and what is behind it, might wait for ever: their rows
+ * begin to count when they can start, so that one client that never signals takes nothing from the others of
+ * its tenant. If there is no room by then, the first call that is ready comes before all others of the tenant;
+ * what it waits for is on the device or about to be.
  */
 #include "daemon/dispatch_priv.h"
 
@@ -19,8 +24,15 @@ static bool rows_count(const struct exl3_sqe *sqe)
 
 static bool fits(const struct exl3_tenant *t, const struct exl3_sqe *sqe)
 {
-	return !t->conf.rows || !rows_count(sqe) || t->rows + sqe->rows <= t->conf.rows ||
-	       sqe->rows > t->conf.rows; /* never: it is refused at once */
+	if (!t->conf.rows || !rows_count(sqe) || sqe->rows > t->conf.rows)
+		return true; /* more than all: it is refused at once */
+	return !t->next_rows && t->rows + sqe->rows <= t->conf.rows;
+}
+
+/* Its rows count later. */
+static bool held_back(const struct exl3_channel *ch, const struct exl3_sqe *sqe)
+{
+	return ch->waits || (sqe->flags & EXL3_STREAM && ch->words);
 }
 
 uint32_t exl3_gate_max(const struct exl3_channel *ch, uint64_t now_ns)
@@ -46,7 +58,7 @@ bool exl3_gate_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	const struct exl3_tenant *t = ch->tenant;
 
 	if (t && !ch->d->draining) {
-		if (!fits(t, sqe)) {
+		if (!held_back(ch, sqe) && !fits(t, sqe)) {
 			ch->stash = *sqe;
 			ch->stashed = true;
 			return false;
@@ -66,6 +78,62 @@ bool exl3_gate_unstash(struct exl3_channel *ch)
 		return true;
 	ch->stashed = false;
 	return exl3_gate_entry(ch, &ch->stash);
+}
+
+/* ---- rows of requests that were accepted ---- */
+
+void exl3_gate_count(struct exl3_channel *ch, struct exl3_request *req)
+{
+	if (!ch->tenant)
+		return;
+	ch->tenant->rows += req->c.rows.m;
+	ch->rows += req->c.rows.m;
+	req->counted = true;
+}
+
+bool exl3_gate_rows(struct exl3_channel *ch, struct exl3_request *req)
+{
+	struct exl3_tenant *t = ch->tenant;
+
+	if (!t || req->counted)
+		return true;
+	/* More than all, which the limit was lowered to since: alone. */
+	if (t->conf.rows && !ch->d->draining && t->rows && t->rows + req->c.rows.m > t->conf.rows &&
+	    req->c.rows.m) {
+		if (!t->next_rows) {
+			t->next_rows = ch;
+			if (t->metrics)
+				exl3_metric_add(&t->metrics->delayed_rows, 1);
+		}
+		return false;
+	}
+	if (t->next_rows && t->next_rows != ch && req->c.rows.m && !ch->d->draining)
+		return false;
+	if (t->next_rows == ch)
+		t->next_rows = NULL;
+	exl3_gate_count(ch, req);
+	return true;
+}
+
+void exl3_gate_unready(struct exl3_channel *ch)
+{
+	if (ch->tenant && ch->tenant->next_rows == ch)
+		ch->tenant->next_rows = NULL;
+}
+
+void exl3_gate_ended(struct exl3_channel *ch, struct exl3_request *req)
+{
+	struct exl3_tenant *t = ch->tenant;
+
+	if (!t)
+		return;
+	if (req->counted) {
+		t->rows -= req->c.rows.m;
+		ch->rows -= req->c.rows.m;
+	} else {
+		exl3_gate_unready(ch);
+	}
+	req->counted = false;
 }
 
 /* ---- the line ---- */
@@ -118,7 +186,9 @@ bool exl3_gates_turn(struct exl3_dispatch *d, uint64_t now_ns)
 		/* One with a stash a turn: its rows count once its channel has had its turn. */
 		for (uint32_t i = 0; i < EXL3_TAKE_MAX && t->waiting && !stashed; i++) {
 			stashed = t->waiting->stashed;
-			if (stashed ? !d->draining && !fits(t, &t->waiting->stash) : i >= there)
+			if (stashed ? !d->draining && !held_back(t->waiting, &t->waiting->stash) &&
+					      !fits(t, &t->waiting->stash)
+				    : i >= there)
 				break;
 			exl3_channel_poll(t->waiting);
 			any = true;

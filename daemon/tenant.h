@@ -58,7 +58,7 @@ struct exl3_tenant {
 	/* Held now. */
 	uint32_t refs; /* clients, channels, memory: anything that points here */
 	uint32_t clients, channels;
-	uint64_t rows, requests; /* accepted and not complete */
+	uint64_t rows, requests; /* accepted and not complete; rows: not of what waits for a client's word */
 	uint64_t bytes; /* registered: arenas, imports, rings */
 	uint64_t by_kind[EXL3_BYTES_NR];
 	uint64_t credits;               /* of its channels */
@@ -66,6 +66,7 @@ struct exl3_tenant {
 	/* For gate.c: channels that wait for tokens or for rows to end; the next tenant with some. */
 	struct exl3_channel *waiting, *waiting_tail;
 	struct exl3_tenant *next_waiting;
+	struct exl3_channel *next_rows; /* first of all: its call is ready, and waits for rows to end; or NULL */
 };
 
 struct exl3_policy {

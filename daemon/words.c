@@ -4,7 +4,7 @@
  *
  * Such a request stays among those that its channel holds back until the loop has seen its *ready* word, so
  * nothing on the device ever waits for a client, and a client that never signals keeps up its own channel
- * alone, for ready-timeout at most. The loop looks at the words as long as it spins; later it sleeps for an
+ * alone, for ready-timeout at most, and a drain for a moment. The loop looks at the words as long as it spins; later it sleeps for an
  * eighth of the time that has passed since the last one came, so that looking costs little, and a word that
  * comes late is found only a little later still.
  */
@@ -93,8 +93,13 @@ static bool look_at_head(struct exl3_channel *ch, uint64_t now_ns)
 {
 	struct exl3_request *req = (struct exl3_request *)ch->held.head;
 
-	if (!req->stream)
-		return false;
+	if (!req->stream || exl3_words_ready(req))
+		return false; /* it waits for the device, not for its client */
+	if (ch->d->draining && !ch->d->leaving && now_ns > ch->d->drain_ns &&
+	    now_ns - ch->d->drain_ns >= EXL3_DRAIN_READY_NS) {
+		exl3_dispatch_end(req, -ESHUTDOWN);
+		return true;
+	}
 	if (req != ch->wait_head || req->seq != ch->wait_seq) {
 		ch->wait_head = req;
 		ch->wait_seq = req->seq;

@@ -41,6 +41,14 @@ def test_a_call_that_is_never_ready_ends(env):
     stream(env, d, "never")
 
 
+def test_a_call_that_is_never_ready_does_not_hold_up_the_end(env):
+    """SIGTERM waits for what was accepted, not for what a client never says."""
+    d = env.daemon((MODEL,), ["--drain-timeout", "3600", "--ready-timeout", "3600"])
+    proc = spawn(env, d, "silent")
+    equal(d.stop(), 0, "status after SIGTERM")
+    proc.kill()
+
+
 def test_numbers_of_calls_wrap(env):
     stream(env, env.shared(), "wrap")
 

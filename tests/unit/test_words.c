@@ -2,7 +2,9 @@
 /* test_words.c - stream calls: what the device is told to write, what the loop writes, how long it looks. */
 #include "tests/test.h"
 
+#include "daemon/config.h"
 #include "daemon/dispatch.h"
+#include "daemon/tenant.h"
 
 #include <fcntl.h>
 
@@ -92,17 +94,14 @@ static void rig_buffer_free(void *arg, struct exl3_buffer *buf)
 	fail_msg("buffer of %llu bytes was freed", (unsigned long long)buf->bytes);
 }
 
-static void rig_open(struct rig *r)
+/* With the loop and the dispatcher that it has. */
+static void channel_open(struct rig *r)
 {
-	struct exl3_dispatch_options opt = {
-		.buffer_free = rig_buffer_free, .arg = r, .queue_depth = 4, .merge_max = 1};
 	struct exl3_channel_options co = {.entries = ENTRIES, .channel = 1, .counters = &r->counters,
 					  .buffer = rig_buffer, .target = rig_target, .arg = r, .who = "test"};
 	struct exl3_error err;
 	int fds[3];
 
-	memset(r, 0, sizeof(*r));
-	memset(&device, 0, sizeof(device));
 	r->buf = (struct exl3_buffer){
 		.base = {(char *)DEV_BASE}, .bytes = 1 << 20, .refs = 1, .arena = &r->arena};
 	r->words_arena = (struct exl3_arena){.host_ptr = r->slots, .bytes = sizeof(r->slots)};
@@ -111,11 +110,6 @@ static void rig_open(struct rig *r)
 	r->model.state = EXL3_MODEL_READY;
 	r->desc = (struct exl3_module_desc){
 		.kind = EXL3_MOD_LINEAR, .k = 128, .n = 128, .k_log = 128, .n_log = 128};
-	r->now = exl3_now_ns();
-	test_code(exl3_loop_new(&r->loop, &err), 0, &err);
-	opt.loop = r->loop;
-	test_code(exl3_dispatch_new(&opt, &r->d, &err), 0, &err);
-	test_code(exl3_dispatch_add_device(r->d, &dev_ops, &device, true, &err), 0, &err);
 	test_code(exl3_channel_open(r->d, &co, &r->ch, fds, &err), 0, &err);
 	test_code(exl3_segment_map(fcntl(fds[0], F_DUPFD_CLOEXEC, 0), exl3_channel_bytes(r->ch), &r->seg, &err),
 		  0, &err);
@@ -123,6 +117,32 @@ static void rig_open(struct rig *r)
 	r->notify = fds[2];
 	r->kick = fcntl(fds[1], F_DUPFD_CLOEXEC, 0);
 	test_code(exl3_channel_bind_stream(r->ch, &r->words_buf, &err), 0, &err);
+}
+
+static void rig_open(struct rig *r)
+{
+	struct exl3_dispatch_options opt = {
+		.buffer_free = rig_buffer_free, .arg = r, .queue_depth = 4, .merge_max = 1};
+	struct exl3_error err;
+
+	memset(r, 0, sizeof(*r));
+	memset(&device, 0, sizeof(device));
+	r->now = exl3_now_ns();
+	test_code(exl3_loop_new(&r->loop, &err), 0, &err);
+	opt.loop = r->loop;
+	test_code(exl3_dispatch_new(&opt, &r->d, &err), 0, &err);
+	test_code(exl3_dispatch_add_device(r->d, &dev_ops, &device, true, &err), 0, &err);
+	channel_open(r);
+}
+
+/* Another channel of the same dispatcher. */
+static void rig_beside(struct rig *b, const struct rig *r)
+{
+	memset(b, 0, sizeof(*b));
+	b->now = r->now;
+	b->loop = r->loop;
+	b->d = r->d;
+	channel_open(b);
 }
 
 static void turn(struct rig *r)
@@ -141,19 +161,24 @@ static void finish(struct rig *r, int result)
 	turn(r);
 }
 
-static void rig_close(struct rig *r)
+static void channel_close(struct rig *r)
 {
 	r->ch = exl3_channel_close(r->ch);
 	while (device.nr)
 		finish(r, 0);
 	turn(r);
-	assert_int_equal(exl3_dispatch_channels(r->d), 0);
 	assert_int_equal(r->words_buf.refs, 1);
 	assert_int_equal(r->buf.refs, 1);
-	r->d = exl3_dispatch_free(r->d);
 	exl3_segment_free(r->seg);
 	exl3_closep(&r->notify);
 	exl3_closep(&r->kick);
+}
+
+static void rig_close(struct rig *r)
+{
+	channel_close(r);
+	assert_int_equal(exl3_dispatch_channels(r->d), 0);
+	r->d = exl3_dispatch_free(r->d);
 	exl3_loop_free(r->loop);
 }
 
@@ -222,6 +247,37 @@ static void expect_signal(const struct exl3_work *work, uint32_t seq)
 	assert_ptr_equal(work->signals[0].word,
 			 (char *)0x900000 + seq % (2 * ENTRIES) * 128 + offsetof(struct exl3_stream_slot, done));
 	assert_int_equal(work->signals[0].value, seq);
+}
+
+static struct exl3_tenant *rig_tenant(struct exl3_policy *p, const char *conf)
+{
+	struct exl3_identity who = {.uid = 1};
+	struct exl3_config cfg;
+	struct exl3_error err;
+
+	test_code(exl3_config_parse_string(conf, &cfg, &err), 0, &err);
+	test_code(exl3_policy_apply(p, &cfg, exl3_now_ns(), &err), 0, &err);
+	exl3_config_fini(&cfg);
+	return exl3_policy_match(p, &who);
+}
+
+static void linear(struct rig *r, uint32_t rows, uint64_t user_data)
+{
+	struct exl3_sqe *sqe = call(r, EXL3_OP_LINEAR, 0);
+
+	sqe->flags = 0;
+	sqe->rows = rows;
+	sqe->user_data = user_data;
+	submit(r);
+}
+
+static void result(struct rig *r, uint64_t user_data, int want)
+{
+	struct exl3_cqe cqe = {0};
+
+	assert_int_equal(exl3_ring_take(&r->ring, &cqe), 1);
+	assert_int_equal(cqe.user_data, user_data);
+	assert_int_equal(cqe.result, want);
 }
 
 /* ---- cases ---- */
@@ -409,6 +465,164 @@ static void slices_signal_once(void **state)
 	rig_close(&r);
 }
 
+/* Rows of a call that is not ready, and of what is behind it, are nobody's: others of the tenant have all of them. */
+static void rows_count_when_ready(void **state)
+{
+	struct exl3_policy p = {0};
+	struct exl3_tenant *t = rig_tenant(&p, "[tenant a]\nusers = 1\nrows = 5\n");
+	struct rig r, other;
+
+	(void)state;
+	rig_open(&r);
+	rig_beside(&other, &r);
+	exl3_channel_set_tenant(r.ch, t);
+	exl3_channel_set_tenant(other.ch, t);
+	call(&r, EXL3_OP_LINEAR, 1)->deadline_ns = r.now + 3600000000000u;
+	submit(&r);
+	linear(&r, 4, 100); /* behind it */
+	assert_int_equal(t->rows, 0);
+	assert_int_equal(device.nr, 0);
+	linear(&other, 5, 200);
+	assert_int_equal(t->rows, 5);
+	assert_int_equal(device.nr, 1);
+	/* Ready, but there is no room: it is the next one, before any that comes later. */
+	ready(&r, 1);
+	assert_int_equal(device.nr, 1);
+	assert_ptr_equal(t->next_rows, r.ch);
+	linear(&other, 1, 201);
+	finish(&r, 0);
+	result(&other, 200, 0);
+	assert_int_equal(device.nr, 1); /* the four rows behind it do not fit beside it */
+	expect_signal(device.running[0], 1);
+	assert_int_equal(t->rows, 2);
+	assert_ptr_equal(t->next_rows, r.ch);
+	finish(&r, 0);
+	expect(&r, 1, 0);
+	assert_null(t->next_rows);
+	assert_int_equal(t->rows, 5); /* now they do, and so does the other's */
+	assert_int_equal(device.nr, 2);
+	finish(&r, 0);
+	finish(&r, 0);
+	result(&r, 100, 0);
+	result(&other, 201, 0);
+	assert_int_equal(t->rows, 0);
+	channel_close(&other);
+	rig_close(&r);
+	assert_int_equal(t->refs, 0);
+	exl3_policy_fini(&p);
+}
+
+/* The first in the line may change its word, be cancelled or leave: the others go on. */
+static void the_next_for_rows_is_gone(void **state)
+{
+	struct exl3_policy p = {0};
+	struct exl3_tenant *t = rig_tenant(&p, "[tenant a]\nusers = 1\nrows = 3\n");
+	struct exl3_sqe *sqe = NULL;
+	struct rig r, other;
+
+	(void)state;
+	for (int how = 0; how < 4; how++) {
+		rig_open(&r);
+		rig_beside(&other, &r);
+		exl3_channel_set_tenant(r.ch, t);
+		exl3_channel_set_tenant(other.ch, t);
+		linear(&other, 3, 200);
+		slot(&r, 1)->ready = 1;
+		call(&r, EXL3_OP_LINEAR, 1)->deadline_ns = r.now + 1000;
+		submit(&r);
+		assert_ptr_equal(t->next_rows, r.ch);
+		linear(&other, 2, 201);
+		if (how == 0) {
+			slot(&r, 1)->ready = 0;
+		} else if (how == 1) {
+			assert_int_equal(exl3_ring_get(&r.ring, &sqe), 0);
+			sqe->op = EXL3_OP_CANCEL;
+			sqe->u.cancel.user_data = 1;
+			submit(&r);
+		} else if (how == 2) {
+			r.now += 2000;
+		} else {
+			r.ch = exl3_channel_close(r.ch);
+		}
+		turn(&r);
+		assert_null(t->next_rows);
+		finish(&r, 0);
+		assert_int_equal(device.nr, 1);
+		assert_int_equal(t->rows, 2);
+		finish(&r, 0);
+		result(&other, 200, 0);
+		result(&other, 201, 0);
+		channel_close(&other);
+		rig_close(&r);
+		assert_int_equal(t->rows, 0);
+		assert_int_equal(t->refs, 0);
+	}
+	exl3_policy_fini(&p);
+}
+
+/* A limit below what was accepted before: it runs when it is alone. */
+static void a_lowered_limit(void **state)
+{
+	struct exl3_policy p = {0};
+	struct exl3_tenant *t = rig_tenant(&p, "[tenant a]\nusers = 1\nrows = 5\n");
+	struct rig r, other;
+
+	(void)state;
+	rig_open(&r);
+	rig_beside(&other, &r);
+	exl3_channel_set_tenant(r.ch, t);
+	exl3_channel_set_tenant(other.ch, t);
+	call(&r, EXL3_OP_LINEAR, 1);
+	submit(&r);
+	assert_ptr_equal(rig_tenant(&p, "[tenant a]\nusers = 1\nrows = 1\n"), t);
+	linear(&other, 1, 200);
+	ready(&r, 1);
+	assert_int_equal(device.nr, 1);
+	finish(&r, 0);
+	assert_int_equal(device.nr, 1);
+	assert_int_equal(t->rows, 2);
+	finish(&r, 0);
+	expect(&r, 1, 0);
+	result(&other, 200, 0);
+	channel_close(&other);
+	rig_close(&r);
+	exl3_policy_fini(&p);
+}
+
+static void a_drain_waits_a_moment(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	rig_open(&r);
+	exl3_dispatch_set_ready(r.d, 0, 3600000000000u);
+	call(&r, EXL3_OP_LINEAR, 1)->deadline_ns = r.now + 3600000000000u;
+	call(&r, EXL3_OP_LINEAR, 2);
+	call(&r, EXL3_OP_LINEAR, 3);
+	slot(&r, 3)->ready = 3;
+	submit(&r);
+	r.now = exl3_now_ns();
+	exl3_dispatch_drain(r.d);
+	turn(&r);
+	expect_none(&r);
+	ready(&r, 1); /* in time */
+	assert_int_equal(device.nr, 1);
+	r.now += EXL3_DRAIN_READY_NS / 2;
+	turn(&r);
+	assert_true(exl3_dispatch_busy(r.d));
+	assert_int_equal(device.nr, 1);
+	r.now = exl3_now_ns() + EXL3_DRAIN_READY_NS;
+	turn(&r);
+	expect(&r, 2, -ESHUTDOWN);
+	assert_int_equal(device.nr, 2); /* the third one was ready, behind it */
+	finish(&r, 0);
+	finish(&r, 0);
+	expect(&r, 1, 0);
+	expect(&r, 3, 0);
+	assert_false(exl3_dispatch_busy(r.d));
+	rig_close(&r);
+}
+
 static void what_can_be_bound(void **state)
 {
 	struct exl3_error err;
@@ -431,7 +645,9 @@ int main(void)
 		test_case(starts_when_ready),   test_case(words_of_refused_and_cancelled_calls),
 		test_case(numbers_wrap),        test_case(late_ones_end),
 		test_case(looks_less_and_less), test_case(slices_signal_once),
-		test_case(what_can_be_bound),
+		test_case(what_can_be_bound),   test_case(rows_count_when_ready),
+		test_case(a_lowered_limit),     test_case(the_next_for_rows_is_gone),
+		test_case(a_drain_waits_a_moment),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
