@@ -325,8 +325,8 @@ EXL3_API int exl3_call(struct exl3_channel *ch, struct exl3_cqe *ret);
  *          EXL3_STREAM_HOST: exl3_stream_ready() takes the place of the stream, and nothing waits for the end.
  * @call:   number of the call for exl3_stream_result(); may be NULL. Numbers run freely over 2^32.
  * A call whose stream has not come so far when its deadline passes (deadline_ns of the entry; else the daemon's
- * ready-timeout) ends with -ETIME; with -ESHUTDOWN if the daemon is told to end and a second has passed. If the daemon or the call fails, the stream goes on all the same, y is not to
- * be used: exl3_stream_error() after synchronising says so.
+ * ready-timeout) ends with -ETIME; with -ESHUTDOWN a second after the daemon was told to end. If the daemon or the
+ * call fails, the stream goes on all the same, y is not to be used: exl3_stream_error() after synchronising says so.
  * Returns 0, -EOPNOTSUPP (the stream is being captured into a graph: that needs a plan), -ESTALE, -EINVAL, -EIO
  * (CUDA refused), -ENOTRECOVERABLE, -ENODEV. Threads as for the channel. A stream that waits takes a hardware
  * queue, of which a process has 8 (2 under MPS): streams that share one wait for each other.

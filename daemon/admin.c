@@ -52,6 +52,8 @@ int exl3_admin_path(const char *socket, char *path, size_t size, struct exl3_err
 
 static void hang_up(struct conn *c)
 {
+	if (c->takeover.state == EXL3_TAKEOVER_GOING)
+		exl3_warn("the daemon that was to take over has gone: going on");
 	c->watch = exl3_watch_drop(c->admin->loop, c->watch);
 	exl3_loop_close(c->admin->loop, &c->fd);
 	c->takeover = (struct exl3_takeover){0};
@@ -213,10 +215,22 @@ static void takeover(struct conn *c, const char *version)
 
 static void ready(struct conn *c)
 {
-	bool now = c->takeover.state == EXL3_TAKEOVER_SENT &&
-		   c->admin->ops.hand_over(c->admin->ops.arg);
+	if (c->takeover.state == EXL3_TAKEOVER_SENT && c->admin->ops.may_hand_over(c->admin->ops.arg)) {
+		if (say(c, "go"))
+			c->takeover.state = EXL3_TAKEOVER_GOING;
+	} else {
+		say(c, "wait");
+	}
+}
 
-	say(c, now ? "go" : "wait");
+static void serving(struct conn *c)
+{
+	if (c->takeover.state != EXL3_TAKEOVER_GOING) {
+		say(c, "error 'serving' is of use after 'go' only");
+		return;
+	}
+	c->takeover.state = EXL3_TAKEOVER_DONE;
+	c->admin->ops.hand_over(c->admin->ops.arg);
 }
 
 static void request(struct conn *c, const char *line)
@@ -235,6 +249,8 @@ static void request(struct conn *c, const char *line)
 		takeover(c, line + 9);
 	} else if (strcmp(line, "ready") == 0) {
 		ready(c);
+	} else if (strcmp(line, "serving") == 0) {
+		serving(c);
 	} else {
 		exl3_errf(&err, -EOPNOTSUPP, "this daemon does not know '%.40s'", line);
 		say_error(c, &err);

@@ -12,7 +12,7 @@
  *                     MPS folder or -, what it says; tabs between; last packet: "ok"
  *   "events"       -> packets of lines as in proto/event.h; last packet: "ok"
  *   "drop NAME"    -> the daemon forgets what it keeps of that model: "ok", or "error TEXT"
- *   "takeover 1"   -> see takeover.h
+ *   "takeover 2"   -> see takeover.h
  *   anything else  -> "error TEXT"
  */
 #ifndef EXL3_DAEMON_ADMIN_H
@@ -27,8 +27,10 @@ struct exl3_admin;
 
 /* What the supervisor does for it. */
 struct exl3_admin_ops {
-	/* Another daemon has everything and its workers serve: may clients be its from now on? If so, they are. */
-	bool (*hand_over)(void *arg);
+	/* Another daemon has everything and its workers are ready: may clients be its? */
+	bool (*may_hand_over)(void *arg);
+	/* It accepts them: they are its from now on. */
+	void (*hand_over)(void *arg);
 	/* Is this daemon on its way out, so that there is nothing to take over any more? */
 	bool (*leaving)(void *arg);
 	void *arg;

@@ -80,18 +80,22 @@ static void tell_systemd_status(const struct supervisor *s)
 
 /* ---- from one daemon to the next ---- */
 
-static bool hand_over(void *arg);
+static bool may_hand_over(void *arg);
+static void hand_over(void *arg);
 
 static bool leaving(void *arg)
 {
 	const struct supervisor *s = arg;
 
-	return s->draining;
+	return s->draining || s->handed_over;
 }
 
 static void open_admin(struct supervisor *s)
 {
-	const struct exl3_admin_ops ops = {.hand_over = hand_over, .leaving = leaving, .arg = s};
+	const struct exl3_admin_ops ops = {.may_hand_over = may_hand_over,
+					   .hand_over = hand_over,
+					   .leaving = leaving,
+					   .arg = s};
 	struct exl3_error err;
 
 	if (exl3_admin_new(s->loop, &s->listener, &s->share, &ops, &s->admin, &err) < 0)
@@ -105,25 +109,25 @@ static void listen_now(struct supervisor *s)
 	open_admin(s);
 }
 
-/* Our workers have their models: clients are ours as soon as the other daemon lets go of them. */
-static void take_over(void *arg)
+/* Our workers have their models: clients are ours as soon as the other daemon lets us. */
+static void take_over(struct supervisor *s)
 {
-	struct supervisor *s = arg;
-
 	if (!exl3_takeover_ready(s->takeover_sock)) {
 		exl3_timer_set(s->loop, &s->takeover_timer, exl3_now_ns() + TAKEOVER_REST_NS);
 		return;
 	}
+	/* Clients first: if we die before it hears of us, the other daemon still has them and its paths. */
+	s->listening = true;
+	exl3_watch_set(s->loop, s->listen_watch, POLLIN);
+	exl3_takeover_serving(s->takeover_sock);
 	exl3_closep(&s->takeover_sock);
 	exl3_info("taken over from the other daemon");
-	listen_now(s);
+	open_admin(s);
 }
 
-/* The other way round. Not while clients wait for a worker of ours: they could only be turned away. */
-static bool hand_over(void *arg)
+/* No clients wait for a worker of ours: they could only be turned away. */
+static bool nobody_waits(const struct supervisor *s)
 {
-	struct supervisor *s = arg;
-
 	for (uint32_t i = 0; i < s->nr_domains; i++) {
 		const struct exl3_domain *d = &s->domains[i];
 
@@ -131,16 +135,50 @@ static bool hand_over(void *arg)
 		    (d->state != EXL3_DOMAIN_SERVING && d->state != EXL3_DOMAIN_FAILED))
 			return false;
 	}
+	return true;
+}
+
+static bool may_hand_over(void *arg)
+{
+	const struct supervisor *s = arg;
+
+	return !s->draining && nobody_waits(s);
+}
+
+static void leave(struct supervisor *s)
+{
 	if (s->draining)
-		return false;
+		return; /* somebody else was faster */
+	if (!nobody_waits(s)) {
+		exl3_timer_set(s->loop, &s->takeover_timer, exl3_now_ns() + TAKEOVER_REST_NS);
+		return;
+	}
+	s->draining = true;
+	for (uint32_t i = 0; i < s->nr_domains; i++)
+		exl3_domain_leave(&s->domains[i]);
+}
+
+/* The other daemon accepts clients. Those that we have accepted meanwhile may still wait for a worker. */
+static void hand_over(void *arg)
+{
+	struct supervisor *s = arg;
+
 	exl3_info("another daemon has taken over: leaving");
 	exl3_watch_set(s->loop, s->listen_watch, 0);
 	exl3_timer_cancel(s->loop, &s->listen_timer);
 	s->listening = false;
-	s->handed_over = s->draining = true;
-	for (uint32_t i = 0; i < s->nr_domains; i++)
-		exl3_domain_leave(&s->domains[i]);
-	return true;
+	s->handed_over = true;
+	leave(s);
+}
+
+static void on_takeover(void *arg)
+{
+	struct supervisor *s = arg;
+
+	if (s->handed_over)
+		leave(s);
+	else
+		take_over(s);
 }
 
 /* Once every domain has had its models, or will not have them. */
@@ -585,7 +623,7 @@ static int start(struct supervisor *s, bool takeover, struct exl3_error *err)
 	s->listen_timer.fn = on_listen_again;
 	s->beat.fn = on_beat;
 	s->listen_timer.arg = s->beat.arg = s->takeover_timer.arg = s;
-	s->takeover_timer.fn = take_over;
+	s->takeover_timer.fn = on_takeover;
 	exl3_share_init(&s->share, s->cfg, s->domains, &s->nr_domains, s->loop);
 	exl3_keep_inherit(&s->share.keep);
 	rc = takeover ? exl3_takeover_fetch(s->cfg, &s->share.keep, &s->listener,

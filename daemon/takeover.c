@@ -236,3 +236,8 @@ int exl3_takeover_ready(int sock)
 		return 0;
 	return rc < 0 || strcmp(text, "go") == 0;
 }
+
+void exl3_takeover_serving(int sock)
+{
+	exl3_frame_send(sock, "serving", 7, NULL, 0, EXL3_FRAME_NOWAIT, NULL);
+}

@@ -110,7 +110,7 @@ def ask_for_all(d):
     s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     s.settimeout(WAIT)
     s.connect(d.sock + ".admin")
-    s.send(b"takeover 1")
+    s.send(b"takeover 2")
     listener = None
     while True:
         data, fds, _, _ = socket.recv_fds(s, 20000, 16)
@@ -138,6 +138,31 @@ def test_one_at_a_time(env):
     new = take_over(env, d, "layers")  # nobody takes over any more
     equal(d.wait_exit(), 0, "status of the old daemon")
     equal(new.status()["supervisor_pid"], new.proc.pid, "who serves")
+
+
+def test_new_daemon_dies_when_it_may_go(env):
+    """Until it says that it serves there is the old one: it never stops to accept, and goes on."""
+    d = env.daemon(("layers",))
+    first = outlive.result(env, d, "layers")
+    for _ in range(2):
+        s, listener, data = ask_for_all(d)
+        equal(data, b"end", "what the new one gets")
+
+        def may_go(s=s):
+            s.send(b"ready")
+            return s.recv(100) == b"go"
+        wait_for(may_go, "its turn")
+        equal(outlive.result(env, d, "layers"), first, "a client of the old one that comes now")
+        check(ask_for_all(d)[2].startswith(b"error "), "another one is let in meanwhile")
+        for c in (s, listener):
+            c.close()
+        wait_for(lambda: "has gone: going on" in d.log(), "the old one's word")
+        equal(outlive.result(env, d, "layers"), first, "the old one serves")
+        equal(d.ctl("fds")[0], 0, "its own socket")
+    check("another daemon has taken over" not in d.log(), d.log())
+    new = take_over(env, d, "layers")
+    equal(d.wait_exit(), 0, "status of the old daemon")
+    equal(outlive.result(env, new, "layers"), first, "one that lives takes over")
 
 
 def test_old_daemon_ends_meanwhile(env):
@@ -220,7 +245,7 @@ def test_fds(env):
 def test_admin_socket_is_private(env):
     d = env.daemon()
     equal(oct(os.stat(d.sock + ".admin").st_mode & 0o777), oct(0o600), "mode")
-    for words in (b"what", b"x" * 1000, b"drop ", b"takeover 2", b"ready"):
+    for words in (b"what", b"x" * 1000, b"drop ", b"takeover 1", b"ready", b"serving"):
         s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         s.settimeout(WAIT)
         s.connect(d.sock + ".admin")
