@@ -17,8 +17,16 @@ int main(void)
 	return ret < 0 && c == NULL ? 0 : 1;
 }
 C
-gcc -std=c11 -Wall -Wextra -Werror -I"$root/include" -o "$dir/shared" "$dir/a.c" -L"$root/lib" -lexl3
+# As pkg-config says, with ROOT before the folders of the machine.
+flags() {
+	PKG_CONFIG_SYSROOT_DIR="${root%/usr/local}" PKG_CONFIG_PATH="$root/lib/pkgconfig" pkg-config "$@" exl3
+}
+# shellcheck disable=SC2046
+gcc -std=c11 -Wall -Wextra -Werror $(flags --cflags) -o "$dir/shared" "$dir/a.c" $(flags --libs)
 gcc -std=c11 -I"$root/include" -o "$dir/static" "$dir/a.c" "$root/lib/libexl3.a" -lprotobuf-c -lpthread
+# The header is one for C99 and for C++ too.
+gcc -std=c99 -pedantic -Wall -Wextra -Werror -I"$root/include" -fsyntax-only "$dir/a.c"
+g++ -x c++ -std=c++17 -pedantic -Wall -Wextra -Werror -I"$root/include" -fsyntax-only "$dir/a.c"
 LD_LIBRARY_PATH="$root/lib" "$dir/shared"
 "$dir/static"
 "$root/bin/exl3ctl" version --client 2>/dev/null || "$root/bin/exl3ctl" version || [ $? = 4 ]

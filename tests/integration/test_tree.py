@@ -127,3 +127,23 @@ def test_units_are_well_formed(env):
     rc, out, err = env.run("systemd-analyze", "security", "--offline=yes", "--threshold=21", "--no-pager",
                            os.path.join(units, "exl3-daemon@0.service"))
     check(rc == 0, f"systemd-analyze security: status {rc}, {out[-1500:]}{err}")
+
+
+def test_user_group_and_folder_are_made(env):
+    """sysusers.d and tmpfiles.d, in a root of their own."""
+    if not shutil.which("systemd-sysusers") or not shutil.which("systemd-tmpfiles") or os.getuid() != 0:
+        raise Skipped("systemd-sysusers and systemd-tmpfiles, as root, are needed")
+    root = env.path("root")
+    os.makedirs(os.path.join(root, "etc"))
+    for tool, file in (("systemd-sysusers", "exl3-daemon.sysusers.conf"), ("systemd-tmpfiles", "exl3-daemon.tmpfiles.conf")):
+        rc, out, err = env.run(tool, f"--root={root}", *(["--create"] if "tmpfiles" in tool else []),
+                               os.path.join(TOP, "systemd", file))
+        equal(rc, 0, f"{tool} ({out}{err})")
+    with open(os.path.join(root, "etc", "passwd")) as f:
+        user = next(line.split(":") for line in f if line.startswith("exl3-daemon:"))
+    with open(os.path.join(root, "etc", "group")) as f:
+        groups = {line.split(":")[0]: line.strip().split(":") for line in f}
+    check(user[6].strip().endswith("nologin"), f"its shell: {user}")
+    check(all("exl3-daemon" in groups[g][3] for g in ("exl3", "render", "video")), f"its groups: {groups}")
+    st = os.stat(os.path.join(root, "run", "exl3-daemon"))
+    equal((st.st_uid, st.st_gid, st.st_mode & 0o7777), (int(user[2]), int(groups["exl3"][2]), 0o755), "/run/exl3-daemon")
