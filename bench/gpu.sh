@@ -40,6 +40,7 @@ kernels() {
 rpc() {
 	run 60 "$build/bench/rpc" --daemon "$build/exl3-daemon" --model tests/models/layers -o "$out/rpc_host_$gpu.csv"
 	run 150 "$build/bench/rpc_stream" --daemon "$build/exl3-daemon" -o "$out/rpc_$gpu.csv"
+	run 100 "$build/bench/plan_cuda" --csv "$out/plan_$gpu.csv"
 }
 
 daemon() {
