@@ -210,7 +210,7 @@ $(BUILD)/libcuda_linear.a: $(call cuda_family,gemv gemm)
 $(BUILD)/libcuda_mla.a: $(call cuda_family,mla)
 $(BUILD)/libcuda_moe.a: $(call cuda_family,moe)
 $(BUILD)/libcuda_backend.a: $(call cuda_family,backend import memory lower track plan)
-CUDA_HOST_OBJ := $(call obj,shm/util.c kernels/executor.c)
+CUDA_HOST_OBJ := $(call obj,shm/util.c kernels/executor.c kernels/tuned.c)
 CUDA_LINEAR := $(BUILD)/libcuda_linear.a
 CUDA_ALL := $(BUILD)/libcuda_backend.a $(BUILD)/libcuda_moe.a $(BUILD)/libcuda_mla.a $(CUDA_LINEAR)
 

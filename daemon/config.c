@@ -75,6 +75,8 @@ static const struct key keys[] = {
 	 "connected clients"},
 	{"clients-per-user", KEY_UINT, AT(clients_per_user), "0", 0, 65536, NULL, true,
 	 "of them, of one user but root and the daemon's own; 0: seven eighths"},
+	{"kernel-table", KEY_STRING, AT(kernel_table), NULL, 0, 0, NULL, true,
+	 "file of exl3ctl calibrate: which variant is the fastest by shape and rows; none: none"},
 	{"adopt", KEY_ENUM, AT(adopt), "sample", 0, 0, "sample|verify|never", true,
 	 "weights that are loaded already serve a new worker: after some hashes, after all, or never"},
 	{"metrics-socket", KEY_STRING, AT(metrics_socket), NULL, 0, 0, NULL, false,
@@ -302,7 +304,15 @@ unsigned exl3_config_reload(struct exl3_config *cfg, const struct exl3_config *f
 				  keys[i].name);
 			others++;
 		} else if (keys[i].type == KEY_ENUM || keys[i].type == KEY_STRING) {
-			exl3_config_set_string(field(cfg, &keys[i]), *(char **)field(fresh, &keys[i]));
+			const char *now = *(char **)field(fresh, &keys[i]);
+			char **at = field(cfg, &keys[i]);
+
+			if (now) {
+				exl3_config_set_string(at, now);
+			} else {
+				free(*at);
+				*at = NULL;
+			}
 		} else {
 			*(int64_t *)field(cfg, &keys[i]) = *(int64_t *)field(fresh, &keys[i]);
 		}

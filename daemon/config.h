@@ -89,6 +89,7 @@ struct exl3_config {
 	uint64_t threads;
 	uint64_t spin_us, chunk_us, ready_spin_us, ready_timeout_s;
 	uint64_t memory_max, gpu_memory_max, arena_max, workspace;
+	char *kernel_table;   /* NULL or "none": none */
 	char *metrics_socket; /* NULL: beside socket */
 	uint64_t metrics_port;
 	uint64_t channels_max, clients_max, clients_per_user;

@@ -353,6 +353,7 @@ static void complete(struct exl3_lane *lane, struct exl3_launch *l, int result, 
 	uint32_t nr = l->nr;
 
 	exl3_lane_ended(lane, l);
+	l->tuned = exl3_tuned_put(l->tuned);
 	/* Those who wait hear of it first: all that follows takes longer than they need for their next request.
 	 * Words of streams have their own order. */
 	for (uint32_t i = 0; i < nr; i++) {
@@ -425,9 +426,11 @@ static int launch(struct exl3_lane *lane, struct exl3_sched_item *const *items, 
 	memcpy(l->items, items, nr * sizeof(items[0]));
 	in_order(l);
 	build(l);
+	l->work.tuned = l->tuned = exl3_tuned_get(lane->tuned);
 	rc = exl3_fault("dispatch.submit") ? -EIO : lane->ops->submit(lane->dev, &l->work);
 	if (rc == -EAGAIN) {
 		exl3_sched_unpick(&lane->sched, items, nr);
+		l->tuned = exl3_tuned_put(l->tuned);
 		l->nr = 0;
 		l->next = lane->free;
 		lane->free = l;
@@ -492,6 +495,7 @@ static void device_failed(struct exl3_lane *lane, int code)
 			complete(lane, &lane->launches[i], -EIO, 0);
 	}
 	fail_queued(lane); /* what was held back until then */
+	exl3_guest_lost(lane);
 }
 
 void exl3_dispatch_fail(struct exl3_dispatch *d, uint32_t device)
@@ -504,7 +508,7 @@ static bool poll_device(struct exl3_lane *lane)
 	struct exl3_done done[EXL3_DONE_MAX];
 	int n;
 
-	if (!lane->sched.launches)
+	if (!lane->sched.launches && !lane->guests)
 		return false;
 	if (exl3_fault("dispatch.hang"))
 		return exl3_lane_overdue(lane);
@@ -513,8 +517,10 @@ static bool poll_device(struct exl3_lane *lane)
 		device_failed(lane, n);
 		return true;
 	}
-	for (int i = 0; i < n; i++)
-		complete(lane, done[i].tag, done[i].result, done[i].exec_ns);
+	for (int i = 0; i < n; i++) {
+		if (!exl3_guest_ended(lane, &done[i]))
+			complete(lane, done[i].tag, done[i].result, done[i].exec_ns);
+	}
 	return n > 0 || exl3_lane_overdue(lane);
 }
 
@@ -556,6 +562,8 @@ bool exl3_dispatch_turn(struct exl3_dispatch *d, uint64_t now_ns)
 			any |= fail_queued(&d->lanes[i]); /* what another device's end let go */
 		else if (d->lanes[i].sched.queued)
 			any |= launch_all(&d->lanes[i]);
+		if (d->lanes[i].guest)
+			any |= exl3_guest_turn(&d->lanes[i], now_ns);
 	}
 	if (d->dirty)
 		exl3_channels_publish(d);
@@ -581,7 +589,9 @@ bool exl3_dispatch_may_sleep(struct exl3_dispatch *d, uint64_t now_ns, uint64_t 
 			*until_ns = lane->sched.next_deadline;
 		if (lane->sched.queued && lane->sched.wake_ns < *until_ns)
 			*until_ns = lane->sched.wake_ns;
-		if (!lane->sched.launches)
+		if (lane->guest && exl3_guest_until(lane, now_ns) < *until_ns)
+			*until_ns = exl3_guest_until(lane, now_ns);
+		if (!lane->sched.launches && !lane->guests)
 			continue;
 		if (spin || !lane->ops->wake_arm(lane->dev))
 			return false;
@@ -676,7 +686,8 @@ struct exl3_dispatch *exl3_dispatch_free(struct exl3_dispatch *d)
 	assert(!d->nr_channels && !d->held.queued);
 	exl3_timer_cancel(d->loop, &d->muted_timer);
 	for (uint32_t i = 0; i < d->nr_lanes; i++) {
-		assert(!d->lanes[i].sched.launches);
+		assert(!d->lanes[i].sched.launches && !d->lanes[i].guests);
+		exl3_tuned_put(d->lanes[i].tuned);
 		exl3_watch_drop(d->loop, d->lanes[i].watch);
 		free(d->lanes[i].launches);
 	}
@@ -707,6 +718,20 @@ void exl3_dispatch_set_chunk(struct exl3_dispatch *d, uint64_t chunk_ns)
 		exl3_sched_set_cost_max(&d->lanes[i].sched, chunk_ns);
 }
 
+void exl3_dispatch_set_tuned(struct exl3_dispatch *d, uint32_t device, struct exl3_tuned *tuned)
+{
+	struct exl3_lane *lane = &d->lanes[device];
+
+	exl3_tuned_get(tuned);
+	exl3_tuned_put(lane->tuned);
+	lane->tuned = tuned;
+}
+
+const struct exl3_tuned *exl3_dispatch_tuned(const struct exl3_dispatch *d, uint32_t device)
+{
+	return d->lanes[device].tuned;
+}
+
 void exl3_dispatch_drain(struct exl3_dispatch *d)
 {
 	d->draining = true;
@@ -723,7 +748,7 @@ bool exl3_dispatch_busy(const struct exl3_dispatch *d)
 	bool busy = d->held.queued || d->dirty;
 
 	for (uint32_t i = 0; i < d->nr_lanes; i++)
-		busy |= d->lanes[i].sched.queued || d->lanes[i].sched.running;
+		busy |= d->lanes[i].sched.queued || d->lanes[i].sched.running || d->lanes[i].guests;
 	return busy;
 }
 

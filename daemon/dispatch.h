@@ -30,6 +30,7 @@ struct exl3_dispatch;
 struct exl3_channel;
 struct exl3_tenant;
 struct exl3_metrics;
+struct exl3_tuned;
 
 /* Counted per client and for the worker. */
 struct exl3_counters {
@@ -71,6 +72,30 @@ void exl3_dispatch_set_ready(struct exl3_dispatch *d, uint64_t spin_ns, uint64_t
 void exl3_dispatch_set_chunk(struct exl3_dispatch *d, uint64_t chunk_ns);
 /* How long a launch may take beyond what its size explains, then the device is lost. 0: for ever. */
 void exl3_dispatch_set_slack(struct exl3_dispatch *d, uint64_t slack_ns);
+/* What launches of that device take from now on where it has a line for them (kernels/tuned.h); a reference is
+ * taken, NULL: no table. Launches that run keep theirs. */
+void exl3_dispatch_set_tuned(struct exl3_dispatch *d, uint32_t device, struct exl3_tuned *tuned);
+const struct exl3_tuned *exl3_dispatch_tuned(const struct exl3_dispatch *d, uint32_t device);
+
+#define EXL3_GUEST_WORKS 16u
+
+/*
+ * Works of our own beside those of clients, with less claim to the device than anybody: they start when no client
+ * has wanted it for some milliseconds, or when they have had less than a twentieth of the time. So a request waits for
+ * one start of them at most, and who starts them keeps it short.
+ */
+struct exl3_guest {
+	struct exl3_work works[EXL3_GUEST_WORKS]; /* tag is ours */
+	uint32_t nr;                              /* to be started together, 0: nothing yet */
+	/* All have ended, nr is 0; sets it again, or not. @exec_ns: of all. Loop thread. */
+	void (*done)(void *arg, int result, uint64_t exec_ns);
+	void *arg;
+};
+
+/* Borrowed until another one or NULL is set, which must not happen while exl3_dispatch_guest_runs(). */
+void exl3_dispatch_set_guest(struct exl3_dispatch *d, uint32_t device, struct exl3_guest *guest);
+bool exl3_dispatch_guest_runs(const struct exl3_dispatch *d, uint32_t device);
+
 #define EXL3_DRAIN_READY_NS 1000000000ull
 
 /* From now on new requests complete with -ESHUTDOWN; accepted ones finish. Stream calls that are not ready within

@@ -6,6 +6,7 @@
 #include "daemon/chunk.h"
 #include "daemon/dispatch.h"
 #include "daemon/tenant.h"
+#include "kernels/tuned.h"
 
 #define EXL3_TAKE_MAX  16u /* entries of one channel per turn, so that none starves the others */
 #define EXL3_DONE_MAX  16u
@@ -45,6 +46,7 @@ struct exl3_launch {
 	struct exl3_signal signals[EXL3_LAUNCH_ITEMS_MAX];
 	struct exl3_sched_item *items[EXL3_LAUNCH_ITEMS_MAX];
 	uint32_t nr;              /* items; 0: free */
+	struct exl3_tuned *tuned; /* counted; the work's */
 	uint64_t bound_ns;        /* it ends within, or never */
 	struct exl3_launch *next; /* in lane->free */
 };
@@ -127,6 +129,13 @@ struct exl3_lane {
 	struct exl3_watch *watch;
 	uint32_t nr_kernels;
 	bool spin_beside, lost;
+	struct exl3_tuned *tuned; /* counted; measured choices for what it launches, or NULL */
+	/* of guest.c */
+	struct exl3_guest *guest; /* borrowed, or NULL */
+	uint32_t guests;          /* works of it on the device */
+	uint64_t guest_ns;        /* what those that have ended took */
+	int guest_result;
+	uint64_t guest_after_ns;  /* not before, unless nobody else wants the device */
 	/* of watchdog.c */
 	uint32_t nr_watched;
 	uint64_t moved_ns;  /* when a launch ended last, or the first of those that run began */
@@ -222,6 +231,15 @@ void exl3_lanes_turn(struct exl3_dispatch *d, uint64_t now_ns);
 bool exl3_lane_overdue(struct exl3_lane *lane);
 /* When the loop must look again. */
 uint64_t exl3_lanes_until(const struct exl3_dispatch *d, uint64_t now_ns);
+
+/* guest.c: starts the guest's works if this is a moment for them; true: it did. */
+bool exl3_guest_turn(struct exl3_lane *lane, uint64_t now_ns);
+/* Is it one of the guest's? Then it is dealt with. */
+bool exl3_guest_ended(struct exl3_lane *lane, const struct exl3_done *done);
+/* The device is lost: none of them comes back. */
+void exl3_guest_lost(struct exl3_lane *lane);
+/* When to look again; UINT64_MAX: something else will happen first. */
+uint64_t exl3_guest_until(const struct exl3_lane *lane, uint64_t now_ns);
 
 /* merge.c: fills in key and class of the request's item; again when it has ended. */
 void exl3_merge_enter(struct exl3_request *req);

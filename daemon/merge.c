@@ -39,6 +39,7 @@ static uint32_t deterministic_class(const struct exl3_lane *lane, const struct e
 	if (!lane->ops->merge_class)
 		return 0;
 	exl3_work_describe(&work, c);
+	work.tuned = lane->tuned;
 	work.rows = &c->rows;
 	work.nr_rows = 1;
 	if (c->op == EXL3_OP_MOE)

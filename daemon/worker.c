@@ -4,6 +4,7 @@
 
 #include "daemon/control.h"
 #include "daemon/fault.h"
+#include "daemon/kernel_table.h"
 #include "daemon/log.h"
 #include "daemon/mapper.h"
 #include "daemon/numa.h"
@@ -174,6 +175,40 @@ static void set_ready(struct exl3_worker *w)
 	exl3_dispatch_set_ready(w->dispatch, spin_us * 1000, w->cfg->ready_timeout_s * 1000000000);
 }
 
+/* Each device's section of the file. What cannot be used is as if it were not there: another choice is slower, not
+ * wrong. */
+static void set_tables(struct exl3_worker *w)
+{
+	const char *path = w->cfg->kernel_table;
+
+	for (uint32_t i = 0; i < w->devices.nr; i++) {
+		const struct exl3_device *d = &w->devices.list[i];
+		struct exl3_table_device_info who;
+		struct exl3_tuned *table = NULL;
+		struct exl3_error err;
+
+		if (!path || strcmp(path, "none") == 0) {
+			exl3_dispatch_set_tuned(w->dispatch, i, NULL);
+			continue;
+		}
+		exl3_table_device(d, &who);
+		if (exl3_kernel_table_read(path, &who.is, &table, &err) < 0) {
+			exl3_err("kernel table: %s; %s", err.text,
+				 exl3_dispatch_tuned(w->dispatch, i) ? "the one before still counts"
+								      : "kernels are chosen without it");
+			continue;
+		}
+		if (!table) {
+			exl3_warn("kernel table: %s; on %s kernels are chosen without it", err.text, d->name);
+		} else {
+			exl3_info("kernel table %s: %u lines for %s", path, table->nr, d->name);
+			exl3_kernel_table_check(table, d);
+		}
+		exl3_dispatch_set_tuned(w->dispatch, i, table);
+		exl3_tuned_put(table);
+	}
+}
+
 static void reload_go(struct exl3_worker *w)
 {
 	const struct exl3_device *device;
@@ -188,6 +223,7 @@ static void reload_go(struct exl3_worker *w)
 	exl3_dispatch_set_chunk(w->dispatch, w->cfg->chunk_us * 1000);
 	reload_policy(w);
 	set_ready(w);
+	set_tables(w);
 	for (size_t i = 0; i < w->fresh->nr_models && !w->draining; i++) {
 		const struct exl3_config_model *m = &w->fresh->models[i];
 
@@ -589,6 +625,7 @@ static int worker_init(struct exl3_worker *w, struct exl3_error *err)
 	if (rc < 0)
 		return rc;
 	set_ready(w);
+	set_tables(w);
 	exl3_models_init(&w->models, w->loop, w->loads);
 	w->models.event = on_model;
 	w->models.want = exl3_worker_want_kept;

@@ -29,6 +29,7 @@ extern "C" {
 struct exl3_dev;
 struct exl3_track;
 struct exl3_dev_plan;
+struct exl3_tuned;
 
 #define EXL3_CPU_DEVICES_MAX 8 /* ordinals of the cpu backend: parts of one machine */
 
@@ -141,6 +142,7 @@ struct exl3_work {
 	uint8_t op;          /* LINEAR, MOE, MLP, MLA_DECODE; NOP: an empty kernel in its turn */
 	bool deterministic;
 	const struct exl3_kernel *kernel; /* NULL: the backend's select() chooses */
+	const struct exl3_tuned *tuned;   /* what was measured to be the best here (tuned.h), or NULL: nothing was */
 	const struct exl3_rows *rows;     /* [nr_rows] */
 	uint32_t nr_rows;                 /* entries of rows: 1, or one per merged request */
 	union {
@@ -164,7 +166,7 @@ struct exl3_done {
 
 /* A compiled variant. checkkernel and the bench walk all of them. */
 struct exl3_kernel {
-	const char *name;  /* unique in its table, [a-z0-9_]+ */
+	const char *name;  /* unique in its table, [a-z0-9_]+; *_ref: to compare with, never the fastest */
 	uint8_t op;
 	/* Can it run this? Also false where the device lacks what it needs (AVX-512, sm_90a). */
 	bool (*supports)(const struct exl3_dev *dev, const struct exl3_work *work);
@@ -224,6 +226,7 @@ struct exl3_dev_info {
 	uint32_t nr_imports;
 	unsigned threads;
 	int ordinal; /* what options.ordinal would have to be for this device */
+	uint64_t cache_bytes; /* of the last level, weights that are used again within so much are in it; 0: unknown */
 };
 
 struct exl3_track_options {
@@ -305,7 +308,8 @@ struct exl3_backend_ops {
 			void **ret, struct exl3_error *err);
 	void (*moe_plan_free)(struct exl3_dev *dev, void *plan);
 
-	/* Table entry for this work, or NULL: no kernel. Pure. */
+	/* Table entry for this work, or NULL: no kernel. The work's own table of measured choices counts first, for all
+	 * its rows together, then builtin(), then the order of preference. Pure. */
 	const struct exl3_kernel *(*select)(const struct exl3_dev *dev, const struct exl3_work *work);
 	/*
 	 * Which deterministic works of one module may share a launch: those for which this is the same, and not 0.
@@ -373,10 +377,12 @@ struct exl3_backend_ops {
 	uint32_t (*plan_failed_call)(const struct exl3_dev_plan *plan);
 
 	const struct exl3_kernel *kernels; /* ends with a NULL name */
+	/* Measured choices that came with the backend for this kind of device, or NULL. Optional. */
+	const struct exl3_tuned *(*builtin)(const struct exl3_dev *dev);
 };
 
 /* Grows with every change of the structs above: a plugin of another version is not used. */
-#define EXL3_BACKEND_ABI 6u
+#define EXL3_BACKEND_ABI 7u
 
 extern const struct exl3_backend_ops exl3_backend_cpu;
 

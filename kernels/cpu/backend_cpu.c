@@ -425,15 +425,31 @@ static void choose_cpus(struct exl3_dev *dev, unsigned threads, unsigned shares)
 /* Longer than the gap between two requests of a busy client, shorter than a futex round trip. */
 #define CPU_SPIN_NS 5000
 
-int cpu_run(struct exl3_dev *dev, const struct exl3_work *work)
+static int run_together(struct exl3_dev *dev, const struct exl3_work *work)
 {
 	const struct exl3_kernel *kernel = work->kernel ? work->kernel : cpu_select(dev, work);
+
+	return kernel && kernel->supports(dev, work) ? kernel->run(dev, work) : -EOPNOTSUPP;
+}
+
+int cpu_run(struct exl3_dev *dev, const struct exl3_work *work)
+{
+	struct exl3_work one = *work;
+	int ret = 0;
 
 	for (uint32_t i = 0; work->skipped && i < work->nr_rows; i++)
 		work->skipped[i] = 0;
 	if (work->op == EXL3_OP_NOP)
 		return 0;
-	return kernel && kernel->supports(dev, work) ? kernel->run(dev, work) : -EOPNOTSUPP;
+	if (work->nr_rows < 2 || cpu_one_class(dev, work))
+		return run_together(dev, work);
+	/* Deterministic entries that may not meet (linear: nothing else is by entry). */
+	one.nr_rows = 1;
+	for (uint32_t i = 0; i < work->nr_rows && ret == 0; i++) {
+		one.rows = &work->rows[i];
+		ret = run_together(dev, &one);
+	}
+	return ret;
 }
 
 static bool begin(void *arg, const struct exl3_work *work)
@@ -464,13 +480,6 @@ static void start(void *arg)
 }
 
 static const struct exl3_executor_ops executor_ops = {.start = start, .begin = begin};
-
-/* Every row is computed by itself: in its own order of k, whatever is beside it. */
-static uint32_t cpu_merge_class(const struct exl3_dev *dev, const struct exl3_work *work)
-{
-	(void)dev;
-	return work->kernel ? 0 : 1;
-}
 
 static int cpu_submit(struct exl3_dev *dev, const struct exl3_work *work)
 {
@@ -576,6 +585,20 @@ static int cpu_open(const struct exl3_dev_options *opt, struct exl3_dev **ret,
 	return 0;
 }
 
+/* glibc knows four levels, each with size, associativity and line; 0: there is no such level, or nobody knows. */
+static uint64_t cache_bytes(void)
+{
+	static const int levels[] = {_SC_LEVEL4_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE};
+
+	for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]); i++) {
+		long bytes = sysconf(levels[i]);
+
+		if (bytes > 0)
+			return (uint64_t)bytes;
+	}
+	return 0;
+}
+
 static void cpu_info(struct exl3_dev *dev, struct exl3_dev_info *ret)
 {
 	memset(ret, 0, sizeof(*ret));
@@ -591,6 +614,7 @@ static void cpu_info(struct exl3_dev *dev, struct exl3_dev_info *ret)
 	ret->workspace_bytes = dev->map_bytes + atomic_load(&dev->track_bytes);
 	ret->threads = dev->nr_threads;
 	ret->ordinal = dev->ordinal;
+	ret->cache_bytes = cache_bytes();
 }
 
 const struct exl3_backend_ops exl3_backend_cpu = {

@@ -55,5 +55,8 @@ int cpu_track_skipped(struct exl3_track *track, uint64_t *ret);
 /* kernel_table.c */
 extern const struct exl3_kernel cpu_kernels[];
 const struct exl3_kernel *cpu_select(const struct exl3_dev *dev, const struct exl3_work *work);
+uint32_t cpu_merge_class(const struct exl3_dev *dev, const struct exl3_work *work);
+/* May the entries of a work run in one launch? Not deterministic ones that get different variants. */
+bool cpu_one_class(const struct exl3_dev *dev, const struct exl3_work *work);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/jobs.h"
 #include "kernels/cpu/ref.h"
+#include "kernels/tuned.h"
 
 #define REF(op_, name_)                                                                        \
 	static bool name_##_supports(const struct exl3_dev *dev, const struct exl3_work *work) \
@@ -62,10 +63,67 @@ const struct exl3_kernel cpu_kernels[] = {
 	{NULL, 0, NULL, NULL},
 };
 
+/*
+ * Rows of deterministic requests may meet in a launch, and another variant may mean other bits: the first one's
+ * rows decide, and cpu_one_class() sees to it that the others would be decided in the same way.
+ */
+static const struct exl3_kernel *tuned(const struct exl3_dev *dev, const struct exl3_work *work)
+{
+	const struct exl3_tuned_line *line;
+	struct exl3_work first = *work;
+
+	if (!work->tuned)
+		return NULL;
+	if (work->deterministic)
+		first.nr_rows = 1;
+	line = exl3_tuned_for_work(work->tuned, &first);
+	return line && line->kernel->supports(dev, work) ? line->kernel : NULL;
+}
+
 const struct exl3_kernel *cpu_select(const struct exl3_dev *dev, const struct exl3_work *work)
 {
+	const struct exl3_kernel *best = tuned(dev, work);
+
+	if (best)
+		return best;
 	for (const struct exl3_kernel *k = cpu_kernels; k->name; k++)
 		if (k->op == work->op && k->supports(dev, work))
 			return k;
 	return NULL;
+}
+
+/*
+ * Every row is computed by itself, in its own order of k, whatever is beside it: with one variant nothing else
+ * counts. Which variant it is follows from the request's own rows.
+ */
+uint32_t cpu_merge_class(const struct exl3_dev *dev, const struct exl3_work *work)
+{
+	struct exl3_work own = *work;
+	const struct exl3_kernel *kernel;
+
+	if (work->kernel)
+		return 0;
+	own.deterministic = true;
+	kernel = cpu_select(dev, &own);
+	return kernel ? 1 + (uint32_t)(kernel - cpu_kernels) : 0;
+}
+
+bool cpu_one_class(const struct exl3_dev *dev, const struct exl3_work *work)
+{
+	struct exl3_work one = *work;
+	uint32_t first = 0;
+
+	if (!work->deterministic || work->kernel || work->op != EXL3_OP_LINEAR || !work->tuned)
+		return true;
+	one.nr_rows = 1;
+	for (uint32_t i = 0; i < work->nr_rows; i++) {
+		uint32_t class;
+
+		one.rows = &work->rows[i];
+		class = cpu_merge_class(dev, &one);
+		if (i && class != first)
+			return false;
+		first = class;
+	}
+	return true;
 }

@@ -12,6 +12,7 @@
 #include "kernels/cuda/dev.h"
 #include "kernels/cuda/lower.h"
 #include "kernels/cuda/moe.h"
+#include "kernels/tuned.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -268,6 +269,7 @@ static struct exl3_dev *cuda_close(struct exl3_dev *dev)
 	cudaFree(dev->tables);
 	cudaFreeHost(dev->pinned);
 	free(dev->rows);
+	exl3_tuned_put(dev->builtin);
 	free(dev);
 	return NULL;
 }
@@ -350,6 +352,7 @@ static int cuda_open(const struct exl3_dev_options *opt, struct exl3_dev **ret, 
 		goto fail;
 	dev->cc = prop.major * 10 + prop.minor;
 	dev->sms = prop.multiProcessorCount;
+	dev->cache_bytes = prop.l2CacheSize > 0 ? (uint64_t)prop.l2CacheSize : 0;
 	snprintf(dev->name, sizeof(dev->name), "%.127s", prop.name);
 	uuid_text(&prop.uuid, dev->uuid);
 	driver_text(dev->driver, sizeof(dev->driver));
@@ -365,6 +368,8 @@ static int cuda_open(const struct exl3_dev_options *opt, struct exl3_dev **ret, 
 	if (!code)
 		code = exl3_cuda_err(err, cudaMemsetAsync(dev->place.ws, 0, EXL3_CUDA_WS_ZERO, dev->place.stream),
 				     "cuda: workspace");
+	if (!code)
+		code = exl3_cuda_builtin_open(dev, err);
 	if (!code)
 		code = make_slots(dev, err);
 	if (!code)
@@ -402,6 +407,7 @@ static void cuda_info(struct exl3_dev *dev, struct exl3_dev_info *ret)
 			       __atomic_load_n(&dev->track_bytes, __ATOMIC_RELAXED);
 	ret->threads = 1;
 	ret->ordinal = dev->ordinal;
+	ret->cache_bytes = dev->cache_bytes;
 }
 
 static int cuda_submit(struct exl3_dev *dev, const struct exl3_work *work)
@@ -494,4 +500,5 @@ const struct exl3_backend_ops exl3_backend_cuda = {
 	exl3_cuda_plan_abort,
 	exl3_cuda_plan_failed_call,
 	exl3_cuda_kernel_table,
+	exl3_cuda_builtin,
 };

@@ -99,6 +99,8 @@ struct exl3_dev {
 	int ordinal;
 	int cc;                /* 90 for compute capability 9.0 */
 	int sms;
+	uint64_t cache_bytes;  /* L2 */
+	struct exl3_tuned *builtin; /* owned; builtin.cu; NULL: nothing was measured on its kind */
 	char name[128], isa[64], uuid[48], driver[64];
 	struct exl3_cuda_driver cu;
 	struct exl3_cuda_place place; /* of submit(): all its requests, in order */

@@ -55,6 +55,7 @@ struct exl3_cuda_linear {
 	void *ws;           /* device workspace; the first EXL3_CUDA_WS_ZERO bytes are zero before the
 	                     * first launch and are left zero by every launch */
 	size_t ws_bytes;
+	const struct exl3_tuned *tuned, *builtin; /* measured choices, see kernels/backend.h; NULL: none */
 	int device_sms;
 	int device_cc;      /* 90 for compute capability 9.0 */
 };

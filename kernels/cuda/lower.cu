@@ -9,6 +9,7 @@
 #include "kernels/cuda/dev.h"
 #include "kernels/cuda/lower.h"
 #include "kernels/cuda/moe.h"
+#include "kernels/tuned.h"
 
 #include <errno.h>
 #include <string.h>
@@ -117,6 +118,7 @@ static void fill_dev(const struct exl3_cuda_place *p, struct exl3_cuda_linear *a
 	a->ws_bytes = p->ws_bytes;
 	a->device_sms = p->dev->sms;
 	a->device_cc = p->dev->cc;
+	a->builtin = p->dev->builtin;
 }
 
 bool exl3_cuda_linear_args(const struct exl3_cuda_place *p, const struct exl3_work *work,
@@ -141,15 +143,56 @@ bool exl3_cuda_linear_args(const struct exl3_cuda_place *p, const struct exl3_wo
 	a->y_dtype = r->y_dtype;
 	a->stored = r->stored;
 	a->deterministic = work->deterministic || p->deterministic;
+	a->tuned = work->tuned;
 	fill_dev(p, a);
 	if (a->deterministic && !work->kernel)
 		a->class_m = exl3_cuda_linear_class(p, a, r->m);
 	return true;
 }
 
-/* The first variant of the tables that can run it; tables are ordered by preference. */
+static const struct exl3_cuda_linear_kernel *linear_of(const struct exl3_kernel *kernel)
+{
+	return kernel >= exl3_cuda_kernel_table && kernel < exl3_cuda_kernel_table + g_nr_kernels
+		       ? g_linear[kernel - exl3_cuda_kernel_table]
+		       : NULL;
+}
+
+static bool can_run(const void *arg, const struct exl3_kernel *kernel)
+{
+	const struct exl3_cuda_linear *a = (const struct exl3_cuda_linear *)arg;
+	const struct exl3_cuda_linear_kernel *k = linear_of(kernel);
+
+	return k && k->supports(a) && k->ws_bytes(a) <= a->ws_bytes;
+}
+
+/* What was measured to be the best for it, or NULL. */
+static const struct exl3_cuda_linear_kernel *tuned_linear(const struct exl3_cuda_linear *a)
+{
+	const struct exl3_matrix *shards[EXL3_CUDA_SHARDS_MAX];
+	const struct exl3_linear_args linear = {shards, a->nr_shards};
+	const struct exl3_tuned_line *line;
+	struct exl3_tuned_shape shape;
+
+	if (!a->tuned && !a->builtin)
+		return NULL;
+	for (uint32_t i = 0; i < a->nr_shards; i++)
+		shards[i] = &a->shard[i];
+	if (!exl3_tuned_shape(&shape, &linear))
+		return NULL;
+	line = exl3_tuned_pick(a->tuned, a->builtin, &shape, a->m, can_run, a);
+	return line ? linear_of(line->kernel) : NULL;
+}
+
+/*
+ * What was measured to be the best; else the first variant of the tables that can run it: they are ordered by
+ * preference. A function of shapes and rows alone, and of the tables.
+ */
 static const struct exl3_cuda_linear_kernel *choose_linear(const struct exl3_cuda_linear *a)
 {
+	const struct exl3_cuda_linear_kernel *best = tuned_linear(a);
+
+	if (best)
+		return best;
 	for (unsigned i = 0; i < g_nr_kernels; i++)
 		if (g_linear[i]->supports(a) && g_linear[i]->ws_bytes(a) <= a->ws_bytes)
 			return g_linear[i];

@@ -22,6 +22,9 @@ bool exl3_cuda_supports_mla(const struct exl3_cuda_place *p, const struct exl3_w
 bool exl3_cuda_supports_moe(const struct exl3_cuda_place *p, const struct exl3_work *work, unsigned variant);
 /* lower.cu: that of an entry of the kernel table; 0, the default, of NULL. */
 unsigned exl3_cuda_moe_variant_of(const struct exl3_kernel *kernel);
+/* lower_tuned.cu: fills in dev->builtin, NULL if there is nothing for this device; backend.h's builtin(). */
+int exl3_cuda_builtin_open(struct exl3_dev *dev, struct exl3_error *err);
+const struct exl3_tuned *exl3_cuda_builtin(const struct exl3_dev *dev);
 /* lower_class.cu: backend.h's merge_class(). */
 uint32_t exl3_cuda_merge_class(const struct exl3_dev *dev, const struct exl3_work *work);
 /* Rows that the few-row kernels take @m rows of @a's matrices for in deterministic mode, or 0: they do not. */
