@@ -81,7 +81,7 @@ candidates() {
 	for m in 64 128 256; do
 		run 15 "${dense[@]}" --no-cublas --shapes 0,2,3 --m "$m" --kernels "wgmma_n$m,wgmma_packed_n$m,wgmma_turns_n$m"
 	done
-	run 60 "${dense[@]}" --shapes 0,2,3 --m 512,1024,2048 --dtype bf16 --kernels gemm,f16_library,f16_library_wgmma \
+	run 60 "${dense[@]}" --shapes 0,2,3 --m 512,1024,2048 --dtype bf16 --kernels gemm,f16_library,f16_library_mma,f16_library_wgmma \
 		--csv "$scratch/many.csv"
 	cut -d , -f 1,2,7,8,10,11 "$scratch/many.csv"
 	run 20 "${dense[@]}" --no-cublas --trace --shapes 0,2 --m 1 --kernels gemv_w12_fused,gemv_lean_fused

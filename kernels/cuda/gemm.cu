@@ -320,6 +320,8 @@ const struct exl3_cuda_linear_kernel exl3_cuda_gemm_kernels[] = {
 	EXL3_GEMM_VARIANTS(ENTRY){"mma_n64", exl3_gemm_portable_supports,
 				  exl3_gemm_portable_ws_bytes, exl3_gemm_portable_launch, false},
 	{"f16_library", exl3_gemm_f16_supports, exl3_gemm_f16_ws_bytes, exl3_gemm_f16_launch, false},
+	{"f16_library_mma", exl3_gemm_f16_mma_supports, exl3_gemm_f16_ws_bytes,
+	 exl3_gemm_f16_mma_launch, true},
 	{"f16_library_wgmma", exl3_gemm_f16_wgmma_supports, exl3_gemm_f16_ws_bytes,
 	 exl3_gemm_f16_wgmma_launch, true},
 	EXL3_GEMM_CANDIDATES(ENTRY_CANDIDATE)

@@ -298,11 +298,13 @@ __global__ void __launch_bounds__(UNPACK_THREADS, 2)
 	unpack_store(a, sm, behind);
 }
 
-/* Which rebuild: the one above, or that of unpack_sm90.cuh. */
-enum unpack_kind { UNPACK_MMA, UNPACK_WGMMA };
+/* Which rebuild: the one above, or that of unpack_mma.cuh or unpack_sm90.cuh. */
+enum unpack_kind { UNPACK_DENSE, UNPACK_MMA, UNPACK_WGMMA };
 
 static unpack_entry unpack_find(unpack_kind kind, const struct exl3_matrix &m, bool bf16)
 {
+	if (kind == UNPACK_MMA)
+		return unpack_mma_some(m.rate2, m.codebook, bf16);
 	if (kind == UNPACK_WGMMA)
 		return m.codebook == EXL3_CB_3INST ? unpack_wgmma_cb0(m.rate2, bf16)
 		       : m.codebook == EXL3_CB_MCG ? unpack_wgmma_cb1(m.rate2, bf16)
@@ -497,7 +499,7 @@ static int f16_launch(exl3::unpack_kind kind, const struct exl3_cuda_linear *a, 
 
 int exl3_gemm_f16_launch(const struct exl3_cuda_linear *a, cudaStream_t stream)
 {
-	return f16_launch(exl3::UNPACK_MMA, a, stream);
+	return f16_launch(exl3::UNPACK_DENSE, a, stream);
 }
 
 bool exl3_gemm_f16_wgmma_supports(const struct exl3_cuda_linear *a)
@@ -508,4 +510,17 @@ bool exl3_gemm_f16_wgmma_supports(const struct exl3_cuda_linear *a)
 int exl3_gemm_f16_wgmma_launch(const struct exl3_cuda_linear *a, cudaStream_t stream)
 {
 	return f16_launch(exl3::UNPACK_WGMMA, a, stream);
+}
+
+bool exl3_gemm_f16_mma_supports(const struct exl3_cuda_linear *a)
+{
+	for (uint32_t i = 0; i < a->nr_shards; i++)
+		if (!exl3::unpack_find(exl3::UNPACK_MMA, a->shard[i], false).kernel)
+			return false;
+	return exl3_gemm_f16_supports(a);
+}
+
+int exl3_gemm_f16_mma_launch(const struct exl3_cuda_linear *a, cudaStream_t stream)
+{
+	return f16_launch(exl3::UNPACK_MMA, a, stream);
 }

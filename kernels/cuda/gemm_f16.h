@@ -17,6 +17,10 @@ bool exl3_gemm_f16_supports(const struct exl3_cuda_linear *a);
 size_t exl3_gemm_f16_ws_bytes(const struct exl3_cuda_linear *a);
 int exl3_gemm_f16_launch(const struct exl3_cuda_linear *a, cudaStream_t stream);
 
+/* The same with weights rebuilt by unpack_mma.cuh: a few bitrates. */
+bool exl3_gemm_f16_mma_supports(const struct exl3_cuda_linear *a);
+int exl3_gemm_f16_mma_launch(const struct exl3_cuda_linear *a, cudaStream_t stream);
+
 /* The same with weights rebuilt by unpack_sm90.cuh: sm_90a only; workspace as above. */
 bool exl3_gemm_f16_wgmma_supports(const struct exl3_cuda_linear *a);
 int exl3_gemm_f16_wgmma_launch(const struct exl3_cuda_linear *a, cudaStream_t stream);

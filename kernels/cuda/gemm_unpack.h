@@ -30,5 +30,8 @@ unpack_entry unpack_wgmma_cb0(uint32_t rate2, bool bf16);
 unpack_entry unpack_wgmma_cb1(uint32_t rate2, bool bf16);
 unpack_entry unpack_wgmma_cb2(uint32_t rate2, bool bf16);
 
+/* inst/gemm_unpack_mma.cu: by mma.sync with products issued together; a few bitrates, to be compared. */
+unpack_entry unpack_mma_some(uint32_t rate2, uint32_t codebook, bool bf16);
+
 } // namespace exl3
 #endif

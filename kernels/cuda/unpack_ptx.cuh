@@ -28,6 +28,49 @@ EXL3_DEV void store_transposed(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r
 #endif
 }
 
+/* Four 8x8 matrices as they are: lane 8i+c gives where row c of matrix i goes. */
+EXL3_DEV void store_straight(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r0),
+		     "r"(r1), "r"(r2), "r"(r3)
+		     : "memory");
+#else
+	const uint32_t r[4] = {r0, r1, r2, r3}, lane = threadIdx.x & 31;
+
+#pragma unroll
+	for (uint32_t i = 0; i < 4; i++) {
+		const uint32_t row = __shfl_sync(~0u, at, (int)(8 * i + lane / 4));
+
+		asm volatile("st.shared.b32 [%0], %1;" ::"r"(row + 4 * (lane & 3)), "r"(r[i]) : "memory");
+	}
+#endif
+}
+
+/* Four 8x8 matrices transposed: lane 8i+c gives row c of matrix i; r[i] holds rows 2q, 2q+1 of column g. */
+EXL3_DEV void load_transposed(uint32_t at, uint32_t (&r)[4])
+{
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+		     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+		     : "r"(at)
+		     : "memory");
+}
+
+/*
+ * A border for ptxas, which else moves each use of a product up to the product: a branch that is never taken, as @v, an
+ * argument of the kernel, is not 0.
+ */
+EXL3_DEV void border(uint32_t v)
+{
+	while (v == 0)
+		v = clock32();
+}
+
+EXL3_DEV void sts32(uint32_t addr, uint32_t v)
+{
+	asm volatile("st.shared.u32 [%0], %1;" ::"r"(addr), "r"(v) : "memory");
+}
+
 EXL3_DEV uint4 lds128(uint32_t addr)
 {
 	uint4 v;

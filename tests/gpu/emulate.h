@@ -495,6 +495,45 @@ static inline void store_transposed(uint32_t at, uint32_t r0, uint32_t r1, uint3
 	emu::meet_warp();
 }
 
+static inline void store_straight(uint32_t at, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
+{
+	emu::warp &w = emu::mine();
+	const unsigned l = emu::lane();
+	const uint32_t r[4] = {r0, r1, r2, r3};
+
+	memcpy(w.a[l], r, 16);
+	emu::meet_warp();
+	for (unsigned two = 0; two < 4; two++)
+		memcpy(emu::shared + at + 4 * two, &w.a[4 * (l & 7) + two][l >> 3], 4);
+	emu::meet_warp();
+}
+
+static inline void load_transposed(uint32_t at, uint32_t (&r)[4])
+{
+	emu::warp &w = emu::mine();
+	const unsigned l = emu::lane();
+
+	w.value[l] = at;
+	emu::meet_warp();
+	for (unsigned i = 0; i < 4; i++) {
+		uint16_t v[2];
+
+		for (unsigned e = 0; e < 2; e++)
+			memcpy(&v[e], emu::shared + w.value[8 * i + 2 * (l & 3) + e] + 2 * (l >> 2), 2);
+		r[i] = v[0] | (uint32_t)v[1] << 16;
+	}
+	emu::meet_warp();
+}
+
+static inline void border(uint32_t)
+{
+}
+
+static inline void sts32(uint32_t addr, uint32_t v)
+{
+	*(uint32_t *)(emu::shared + addr) = v;
+}
+
 static inline uint4 lds128(uint32_t addr)
 {
 	return *(const uint4 *)(emu::shared + addr);
