@@ -264,7 +264,9 @@ $(BUILD)/tests/gpu/host_%: tests/gpu/host_%.cc $(wildcard kernels/cuda/*.cuh ker
 	$(call say,CXX,$<)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) -std=c++17 -O1 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -Wno-attributes -Wno-maybe-uninitialized \
-		-DEXL3_EMULATE -I. -isystem $(CUDA_INC) -o $@ $<
+		-DEXL3_EMULATE -I. -isystem $(CUDA_INC) $(HOST_FLAGS) -o $@ $< $(filter %.o,$^) -lpthread
+$(BUILD)/tests/gpu/host_plans: kernels/cuda/plan.cu $(CUDA_HOST_OBJ)
+$(BUILD)/tests/gpu/host_plans: HOST_FLAGS := $(SANFLAGS)
 
 # ---- goals -----------------------------------------------------------------------------------
 deps: ## install the Debian packages that are missing (root or sudo), or say which

@@ -241,7 +241,7 @@ struct exl3_track_options {
  */
 struct exl3_dev_plan_call {
 	const struct exl3_work *work; /* as for track_run(); with all it points to read by plan_new() only */
-	uint64_t *skipped;     /* [work->nr_rows] host or NULL: set before a replay's exl3_done */
+	uint64_t *skipped;     /* [work->nr_rows] host or NULL, MoE and MLA: invalid ids, set before a replay's exl3_done */
 	const uint32_t *ready; /* the call begins when (int32_t)(*ready - epoch) >= 0; NULL: after the call before it */
 	int32_t *result;       /* then written before done: 0, -ETIMEDOUT, -ECANCELED; or NULL: a failed call writes no done */
 	uint32_t *done;        /* epoch, with release order behind the results; or NULL */

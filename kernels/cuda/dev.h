@@ -196,8 +196,6 @@ uint32_t exl3_cuda_plan_failed_call(const struct exl3_dev_plan *plan);
 int exl3_cuda_plans_poll(struct exl3_dev *dev, struct exl3_done *done, unsigned max);
 /* Ends the plans' executor: before dev->exec is freed. */
 void exl3_cuda_plans_close(struct exl3_dev *dev);
-/* What a step of plan.cuh may cost beside other kernels: registers, threads, shared memory; for its check. */
-const void *exl3_cuda_plan_kernel(void);
 
 /* -EIO with the CUDA error's name and text, or 0. */
 int exl3_cuda_err(struct exl3_error *err, cudaError_t e, const char *what);

@@ -74,15 +74,22 @@ struct exl3_dev_plan {
 	uint64_t wait_ns, launched_ns;
 };
 
+#ifdef EXL3_EMULATE /* tests/gpu/host_plans.cc: this file on the host, over a small imitation of the runtime */
+int exl3_emulate_step(const struct exl3::plan_step *s, cudaStream_t stream);
+#define launch_step exl3_emulate_step
+#define plan_step_kernel NULL
+#else
 __global__ static void __launch_bounds__(32) plan_step_kernel(const __grid_constant__ struct exl3::plan_step s)
 {
 	exl3::plan_run_step(&s);
 }
 
-const void *exl3_cuda_plan_kernel(void)
+static int launch_step(const struct exl3::plan_step *s, cudaStream_t stream)
 {
-	return (const void *)plan_step_kernel;
+	plan_step_kernel<<<1, 1, 0, stream>>>(*s);
+	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
 }
+#endif
 
 static struct exl3::plan_ctl *ctl_of(const struct exl3_dev_plan *plan)
 {
@@ -105,7 +112,7 @@ static void finish(struct exl3_cuda_plans *p, unsigned stream, int result)
 
 	for (uint32_t i = 0; i < plan->nr_skips; i++)
 		for (uint32_t j = 0; plan->skips[i].to && j < plan->skips[i].nr; j++)
-			plan->skips[i].to[j] = page->skipped[plan->skips[i].first + j];
+			plan->skips[i].to[j] = result == -EIO ? 0 : page->skipped[plan->skips[i].first + j];
 	p->running[stream] = NULL;
 	p->moved_ns = exl3_now_ns();
 	__atomic_store_n(&plan->busy, 0, __ATOMIC_RELEASE);
@@ -252,7 +259,7 @@ static int plans_new(struct exl3_dev *dev, struct exl3_cuda_plans **ret, struct 
 	/* A step beside a kernel that wants all shared memory: an SM is divided anew only while it is empty. */
 	if (!code)
 		code = exl3_cuda_err(err,
-				     cudaFuncSetAttribute(exl3_cuda_plan_kernel(),
+				     cudaFuncSetAttribute((const void *)plan_step_kernel,
 							  cudaFuncAttributePreferredSharedMemoryCarveout,
 							  cudaSharedmemCarveoutMaxShared),
 				     "plan: cudaFuncSetAttribute");
@@ -343,14 +350,15 @@ static int record(struct exl3_dev_plan *plan, const struct exl3_dev_plan_call *c
 	step = blank;
 	step.first = 1;
 	for (uint32_t i = 0; i < nr; i++) {
-		int ret;
+		int ret = 0;
 
 		step.ready = calls[i].ready;
 		step.call = i;
 		/* Between two calls without words there is nothing to do. */
 		if (step.first || step.ready || step.done || step.result || step.nr_counters)
-			plan_step_kernel<<<1, 1, 0, stream>>>(step);
-		ret = exl3_cuda_track_run(plan->track, calls[i].work, stream);
+			ret = launch_step(&step, stream);
+		if (!ret)
+			ret = exl3_cuda_track_run(plan->track, calls[i].work, stream);
 		if (ret)
 			return ret;
 		step = blank;
@@ -358,8 +366,7 @@ static int record(struct exl3_dev_plan *plan, const struct exl3_dev_plan_call *c
 	}
 	step.last = 1;
 	step.call = nr;
-	plan_step_kernel<<<1, 1, 0, stream>>>(step);
-	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
+	return launch_step(&step, stream);
 }
 
 static int make_graph(struct exl3_dev_plan *plan, const struct exl3_dev_plan_call *calls, uint32_t nr,
