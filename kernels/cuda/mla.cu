@@ -25,8 +25,11 @@ namespace exl3_mla
 	X(mla_wide_f16_512) X(mla_bf16_576) X(mla_bf16_512) X(mla_bf16_any) X(mla_bf16_small) \
 		X(mla_f16_576) X(mla_f16_512) X(mla_f16_any) X(mla_f16_small) X(mla_e4m3_576) \
 			X(mla_e4m3_512) X(mla_e4m3_any) X(mla_e4m3_656)
+/* By name only, until they have been measured. */
+#define EXL3_MLA_CANDIDATES(X) X(mla_wide_apart_bf16_576) X(mla_wide_apart_e4m3_576)
 #define EXL3_MLA_DECLARE(name) extern const instance name;
 EXL3_MLA_LIST(EXL3_MLA_DECLARE)
+EXL3_MLA_CANDIDATES(EXL3_MLA_DECLARE)
 } // namespace exl3_mla
 
 namespace
@@ -48,8 +51,10 @@ struct shape {
 };
 
 #define EXL3_MLA_INSTANCE(name) &exl3_mla::name,
-const instance *const instances[] = {EXL3_MLA_LIST(EXL3_MLA_INSTANCE)};
+const instance *const instances[] = {EXL3_MLA_LIST(EXL3_MLA_INSTANCE) EXL3_MLA_CANDIDATES(EXL3_MLA_INSTANCE)};
 constexpr int NR_INSTANCES = sizeof(instances) / sizeof(*instances);
+#define EXL3_MLA_ONE(name) +1
+constexpr size_t NR_CHOSEN = 0 EXL3_MLA_LIST(EXL3_MLA_ONE); /* of them, and of the table */
 
 void set_cluster(cudaLaunchConfig_t *cfg, cudaLaunchAttribute *attr, const instance &in, uint32_t s)
 {
@@ -307,11 +312,13 @@ namespace
 		return launch(exl3_mla::name, a, st);                     \
 	}
 EXL3_MLA_LIST(EXL3_MLA_FUNCTIONS)
+EXL3_MLA_CANDIDATES(EXL3_MLA_FUNCTIONS)
 
 } // namespace
 
 #define EXL3_MLA_ENTRY(name) {#name, name##_supports, name##_ws, name##_launch},
-const struct exl3_cuda_mla_kernel exl3_cuda_mla_kernels[] = {EXL3_MLA_LIST(EXL3_MLA_ENTRY){}};
+const struct exl3_cuda_mla_kernel exl3_cuda_mla_kernels[] = {EXL3_MLA_LIST(EXL3_MLA_ENTRY)
+								     EXL3_MLA_CANDIDATES(EXL3_MLA_ENTRY){}};
 
 const struct exl3_cuda_mla_kernel *exl3_cuda_mla_select(const struct exl3_cuda_mla *a)
 {
@@ -319,7 +326,7 @@ const struct exl3_cuda_mla_kernel *exl3_cuda_mla_select(const struct exl3_cuda_m
 	float best_ns = 1e30f;
 	bool exact = false;
 
-	for (size_t i = 0; exl3_cuda_mla_kernels[i].name; i++) {
+	for (size_t i = 0; i < NR_CHOSEN; i++) {
 		const instance &in = *instances[i];
 		struct shape s;
 
