@@ -366,6 +366,7 @@ template <int N> static inline void cp_async_wait()
 	}
 }
 
+#ifndef EXL3_EMULATE_BARRIERS /* emulate_many.h has those with several arrivals */
 /* Barriers of bulk copies: one arrival, which says how many bytes; these come when somebody waits. */
 struct bulk {
 	uint32_t dst, bytes;
@@ -408,6 +409,7 @@ static inline void mbar_wait(uint32_t bar, uint32_t phase)
 		bulk_phase[bar]++;
 	}
 }
+#endif
 
 static inline void team_sync(uint32_t id, int threads)
 {

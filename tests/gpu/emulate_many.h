@@ -7,6 +7,7 @@
 #ifndef EXL3_TESTS_EMULATE_MANY_H
 #define EXL3_TESTS_EMULATE_MANY_H
 
+#define EXL3_EMULATE_BARRIERS
 #include "tests/gpu/emulate.h"
 
 #include <map>
