@@ -80,13 +80,14 @@ LIB_OBJ    := $(call obj,$(SHM_SRC) $(PROTO_SRC)) $(BUILD)/obj/gen/exl3.pb-c.o
 KERNEL_OBJ := $(call obj,$(KERNEL_SRC))
 DAEMON_OBJ := $(call obj,$(DAEMON_SRC))
 CLIENT_OBJ := $(call obj,$(CLIENT_SRC))
+MAPPED_OBJ := $(call obj,$(wildcard client/mapped/*.c) $(KERNEL_SRC) $(SHM_SRC))
 CTL_OBJ    := $(call obj,$(CTL_SRC))
 CUDA_OBJ   := $(patsubst %.cu,$(BUILD)/obj/%.cu.o,$(CUDA_SRC))
 
 DAEMON_LIBS := $(call pkg_libs,$(PKGS_DAEMON)) -lnuma -ldl -lm -lgomp -lpthread
-CLIENT_LIBS := $(call pkg_libs,$(PKGS_CLIENT)) -lpthread
+CLIENT_LIBS := $(call pkg_libs,$(PKGS_CLIENT)) -ldl -lpthread
 
-PROGRAMS := $(BUILD)/exl3-daemon $(BUILD)/exl3ctl $(BUILD)/libexl3.so $(BUILD)/libexl3.a \
+PROGRAMS := $(BUILD)/exl3-daemon $(BUILD)/exl3ctl $(BUILD)/libexl3.so $(BUILD)/libexl3.a $(BUILD)/libexl3-mapped.so \
 	$(EXAMPLES:client/examples/%.c=$(BUILD)/examples/%)
 
 .DEFAULT_GOAL := all
@@ -163,6 +164,11 @@ $(BUILD)/libexl3.so: $(CLIENT_OBJ) $(LIB_OBJ) client/libexl3.map
 	$(Q)$(CC) $(ALL_LDFLAGS) -shared -Wl,-soname,libexl3.so.0 -Wl,--version-script=client/libexl3.map \
 		$(if $(SAN),,-Wl,--no-undefined) -o $@ $(CLIENT_OBJ) $(LIB_OBJ) $(CLIENT_LIBS)
 	$(Q)ln -sf libexl3.so $(BUILD)/libexl3.so.0
+
+# The kernels for mapped mode: libexl3 opens it when a client maps weights first, and links nothing of it.
+$(BUILD)/libexl3-mapped.so: $(MAPPED_OBJ)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) -shared $(if $(SAN),,-Wl,--no-undefined) -Wl,-Bsymbolic -o $@ $^ -lnuma -ldl -lm -lgomp -lpthread
 
 DAEMON_PARTS := $(BUILD)/libdaemon.a $(BUILD)/libkernels.a $(BUILD)/libshm.a
 $(BUILD)/exl3-daemon: $(BUILD)/obj/daemon/main.o $(DAEMON_PARTS)
@@ -365,6 +371,7 @@ install: all ## honours DESTDIR, PREFIX, LIBDIR, UNITDIR; SYSCONFDIR as given to
 	install -m 755 $(BUILD)/libexl3.so $(DESTDIR)$(LIBDIR)/libexl3.so.$(VERSION)
 	ln -sf libexl3.so.$(VERSION) $(DESTDIR)$(LIBDIR)/libexl3.so.0
 	ln -sf libexl3.so.0 $(DESTDIR)$(LIBDIR)/libexl3.so
+	install -m 755 $(BUILD)/libexl3-mapped.so $(DESTDIR)$(LIBDIR)/
 	install -m 644 $(BUILD)/libexl3.a $(DESTDIR)$(LIBDIR)/
 	install -d $(DESTDIR)$(PREFIX)/share/exl3
 	install -m 644 client/python/*.py $(DESTDIR)$(PREFIX)/share/exl3/

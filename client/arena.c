@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* arena.c - memory that daemon and client share: host arenas, and what all kinds have in common. */
-#include "client/internal.h"
+#include "client/map.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -28,6 +28,7 @@ void exl3_arena_tell_free(struct exl3_client *c, uint32_t buffer)
 void exl3_arena_add(struct exl3_client *c, struct exl3_arena *a)
 {
 	exl3_object_add(c, &a->obj, EXL3_OBJECT_ARENA, arena_drop);
+	exl3_map_enter(&a->obj);
 }
 
 int exl3_arena_new(struct exl3_client *c, size_t bytes, struct exl3_arena **ret)
@@ -72,6 +73,7 @@ struct exl3_arena *exl3_arena_free(struct exl3_arena *a)
 		return NULL;
 	if (!exl3_client_forked(a->obj.client)) {
 		exl3_object_remove(&a->obj);
+		exl3_map_leave(&a->obj);
 		exl3_arena_tell_free(a->obj.client, a->buffer);
 		arena_drop(&a->obj);
 	}
@@ -101,6 +103,14 @@ void *exl3_arena_alloc(struct exl3_arena *a, size_t bytes)
 	while (!__atomic_compare_exchange_n(&a->used, &at, at + size, false, __ATOMIC_RELAXED,
 					    __ATOMIC_RELAXED));
 	return a->base + at;
+}
+
+exl3_ref exl3_memory_ref(const void *ptr)
+{
+	uintptr_t at = (uintptr_t)ptr;
+
+	return at < EXL3_PROCESS_BASE || at >> 47 ? EXL3_REF_NONE
+						  : EXL3_REF(EXL3_BUF_PROCESS, at - EXL3_PROCESS_BASE);
 }
 
 exl3_ref exl3_arena_ref(const struct exl3_arena *a, const void *ptr)

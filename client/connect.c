@@ -2,6 +2,7 @@
 /* connect.c - connect, agree on a version, and close what was opened. */
 #include "client/internal.h"
 
+#include "client/map.h"
 #include "proto/frame.h"
 
 #include <errno.h>
@@ -12,6 +13,7 @@
 
 #define DEFAULT_SOCKET "/run/exl3-daemon/0.sock"
 #define PROTOCOL_MIN   1
+#define CONNECT_FLAGS  (EXL3_CONNECT_MANUAL | EXL3_CONNECT_NO_ENV | EXL3_CONNECT_MAPPED | EXL3_CONNECT_DIRECT)
 #define PROTOCOL_MAX   1
 
 _Static_assert(__builtin_strcmp(EXL3_VERSION, EXL3_DAEMON_VERSION) == 0,
@@ -154,6 +156,7 @@ int exl3_client_hello(struct exl3_client *c)
 	body.version_min = PROTOCOL_MIN;
 	body.version_max = PROTOCOL_MAX;
 	body.name = c->name;
+	body.features = EXL3_FEATURES;
 	if (c->domain)
 		body.domain = (char *)(uintptr_t)c->domain;
 	req.body_case = EXL3__REQUEST__BODY_HELLO;
@@ -169,6 +172,8 @@ int exl3_client_hello(struct exl3_client *c)
 				 "the daemon speaks protocol version %u, this library %d to %d",
 				 reply->hello->version, PROTOCOL_MIN, PROTOCOL_MAX);
 	c->admin = reply->hello->admin;
+	c->features = reply->hello->features;
+	c->map_policy = c->features & EXL3_FEATURE_MAPPED ? reply->hello->mapped : 0;
 	c->daemon_pid = reply->hello->pid;
 	exl3_client_mps_learn(c, reply->hello->mps_pipe);
 	if (c->daemon_version)
@@ -219,9 +224,8 @@ int exl3_client_connect(const char *path, const char *name, unsigned flags, cons
 	exl3_auto(client_freep) struct exl3_client *c = NULL;
 	int e;
 
-	if (flags & ~(EXL3_CONNECT_MANUAL | EXL3_CONNECT_NO_ENV))
-		return exl3_errf(&last_error, -EINVAL, "connect: there is no flag 0x%x",
-				 flags & ~(EXL3_CONNECT_MANUAL | EXL3_CONNECT_NO_ENV));
+	if (flags & ~CONNECT_FLAGS)
+		return exl3_errf(&last_error, -EINVAL, "connect: there is no flag 0x%x", flags & ~CONNECT_FLAGS);
 	pthread_once(&fork_once, watch_forks);
 	c = client_alloc();
 	if (!c)
@@ -233,6 +237,9 @@ int exl3_client_connect(const char *path, const char *name, unsigned flags, cons
 	c->name = strdup(name ? name : program_invocation_short_name);
 	if (!c->path || !c->name)
 		return exl3_errf(&last_error, -ENOMEM, "out of memory");
+	e = exl3_maps_new(c, flags);
+	if (e < 0)
+		return e;
 	e = exl3_client_dial(c->path, &c->sock);
 	if (e < 0)
 		return e;
@@ -267,6 +274,7 @@ struct exl3_client *exl3_close(struct exl3_client *c)
 		next = o->next;
 		o->drop(o);
 	}
+	exl3_maps_free(c);
 	exl3_closep(&c->sock); /* the daemon frees its side of everything */
 	exl3_closep(&c->watch_fd);
 	if (!exl3_client_forked(c)) {

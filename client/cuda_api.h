@@ -29,6 +29,9 @@ enum {
 	EXL3_CU_OP_WRITE_VALUE_32 = 2,
 	EXL3_CU_WAIT_GEQ = 0,
 	EXL3_CU_CAPTURE_NONE = 0,
+	EXL3_CU_CAPTURE_MODE_RELAXED = 2,
+	EXL3_CU_STREAM_NON_BLOCKING = 1,
+	EXL3_CU_ERROR_NOT_READY = 600,
 };
 
 struct exl3_cu_uuid {
@@ -92,7 +95,15 @@ union exl3_cu_mem_op {
 	  (exl3_cu_ptr *ret, void *ptr, unsigned flags))                                                  \
 	X(stream_mem_ops, "cuStreamBatchMemOp_v2",                                                        \
 	  (void *stream, unsigned nr, union exl3_cu_mem_op *ops, unsigned flags))                         \
-	X(stream_capturing, "cuStreamIsCapturing", (void *stream, int *status))
+	X(stream_capturing, "cuStreamIsCapturing", (void *stream, int *status))                           \
+	X(primary_retain, "cuDevicePrimaryCtxRetain", (void **ctx, exl3_cu_device dev))                   \
+	X(primary_release, "cuDevicePrimaryCtxRelease_v2", (exl3_cu_device dev))                          \
+	X(stream_create, "cuStreamCreate", (void **stream, unsigned flags))                               \
+	X(stream_destroy, "cuStreamDestroy_v2", (void *stream))                                           \
+	X(stream_synchronize, "cuStreamSynchronize", (void *stream))                                      \
+	X(stream_query, "cuStreamQuery", (void *stream))                                                  \
+	X(launch_host, "cuLaunchHostFunc", (void *stream, void (*fn)(void *arg), void *arg))              \
+	X(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (int *mode))
 
 struct exl3_cuda {
 #define EXL3_CU_MEMBER(member, name, params) exl3_cu_result(*member) params;

@@ -68,6 +68,10 @@ EXL3_API int exl3_connect(const char *path, const char *name, struct exl3_client
  * the environment alone, see exl3_mps(). -EINVAL: other bits. */
 #define EXL3_CONNECT_MANUAL (1u << 0)
 #define EXL3_CONNECT_NO_ENV (1u << 1)
+/* How the calls of this client's channels run (see enum exl3_mode); neither: what $EXL3_MODE says, "mapped", "direct" or "auto";
+ * without it auto: mapped where the tenant's policy prefers that and it is possible, else direct. */
+#define EXL3_CONNECT_MAPPED (1u << 2)
+#define EXL3_CONNECT_DIRECT (1u << 3)
 EXL3_API int exl3_connect_flags(const char *path, const char *name, unsigned flags,
 				struct exl3_client **ret);
 /**
@@ -219,8 +223,34 @@ EXL3_API int exl3_memory_register(struct exl3_client *c, void *ptr, size_t bytes
 
 /* ---- requests ---- */
 
+/*
+ * Who runs the requests of a channel.
+ *   DIRECT  the daemon, as they come through the channel's ring; merged with those of others.
+ *   MAPPED  this process, with the same kernels: it has the weights mapped, which the daemon's policy must allow (the
+ *           tenant's mapped). No daemon, no MPS and no merging take part in a call. On a processor a request runs
+ *           inside of exl3_submit(), on $EXL3_THREADS threads (all of them by default); on a GPU it is enqueued on a
+ *           stream of the channel, or by exl3_*_stream() on the caller's, which may be capturing.
+ * The same functions, checks and results in both, and the same bits where the kernels are the same. Different in MAPPED:
+ * operands may lie anywhere in the process (exl3_memory_ref()); requests go on while the daemon restarts; a request whose
+ * model was unloaded or loaded anew ends with -ESTALE: open the model again. Of stream calls on a GPU: a channel is used
+ * with one stream at a time, launches of a captured graph must not run beside other calls of its channel, and bad ids and
+ * slots are skipped without being counted. Models should be open before the channel is made.
+ */
+enum exl3_mode { EXL3_MODE_DIRECT = 0, EXL3_MODE_MAPPED = 1 };
+
 /* @entries: SQ size, a power of two, 2..4096. Requests of a channel run in order, also across devices. */
 EXL3_API int exl3_channel_new(struct exl3_client *c, uint32_t entries, struct exl3_channel **ret);
+/* @flags: EXL3_CHANNEL_MAPPED: mapped, or an error that says why not (-EPERM: the policy; -EOPNOTSUPP: no
+ * libexl3-mapped.so of this version, or no such device here). EXL3_CHANNEL_DIRECT. 0: as the client was connected. */
+#define EXL3_CHANNEL_MAPPED (1u << 0)
+#define EXL3_CHANNEL_DIRECT (1u << 1)
+EXL3_API int exl3_channel_new_flags(struct exl3_client *c, uint32_t entries, unsigned flags, struct exl3_channel **ret);
+/* enum exl3_mode. @why: NULL, or set to why it is not mapped although that was preferred, else to ""; valid until the
+ * channel is freed. */
+EXL3_API int exl3_channel_mode(const struct exl3_channel *ch, const char **why);
+/* Reference of memory of this process, for channels of mapped mode only; on a GPU a device address. Nobody knows how
+ * long it is: an operand that reaches past its end is undefined behaviour, as with any pointer. */
+EXL3_API exl3_ref exl3_memory_ref(const void *ptr);
 EXL3_API struct exl3_channel *exl3_channel_free(struct exl3_channel *ch);
 
 /* Next free entry, zeroed, or NULL: the ring is full (reap completions first; credit counts). */

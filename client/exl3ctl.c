@@ -52,6 +52,7 @@ static const struct option_desc {
 	FLAG("stored", stored, G_RUN, "x and y have the stored (padded) sizes [the logical ones]"),
 	FLAG("deterministic", deterministic, G_RUN, "the bits depend on this request alone"),
 	TEXT("kernel", kernel, G_RUN, "NAME", "one of exl3ctl kernels [the daemon's choice]"),
+	TEXT("mode", mode, G_RUN, "auto|direct|mapped", "who computes: the daemon, or exl3ctl with its weights [$EXL3_MODE, else auto]"),
 	TEXT("ids", ids, G_RUN, "IDS.npy", "moe: experts of each row, i4 or i8; -1 is a hole"),
 	TEXT("weights", weights, G_RUN, "W.npy", "moe: their weights"),
 	TEXT("act", act, G_RUN, "ACT",
@@ -206,11 +207,18 @@ static void on_interrupt(int sig)
 
 int ctl_connect(struct ctl *c)
 {
+	unsigned flags = EXL3_CONNECT_NO_ENV;
 	int e;
 
 	if (c->client)
 		return CTL_OK;
-	e = exl3_client_connect(c->socket, "exl3ctl", EXL3_CONNECT_NO_ENV, c->domain, &c->client);
+	if (c->mode && strcmp(c->mode, "mapped") == 0)
+		flags |= EXL3_CONNECT_MAPPED;
+	else if (c->mode && strcmp(c->mode, "direct") == 0)
+		flags |= EXL3_CONNECT_DIRECT;
+	else if (c->mode && strcmp(c->mode, "auto") != 0)
+		return ctl_error(CTL_USAGE, "--mode %s: auto, direct or mapped", c->mode);
+	e = exl3_client_connect(c->socket, "exl3ctl", flags, c->domain, &c->client);
 	if (e == 0) {
 		struct sigaction sa = {.sa_handler = on_interrupt};
 

@@ -24,7 +24,7 @@ struct ctl {
 	int nr_args;
 
 	bool help, json, bf16, stored, deterministic, no_wait, wait, client_only;
-	const char *output, *dtype, *kernel, *device, *unquantized;
+	const char *mode, *output, *dtype, *kernel, *device, *unquantized;
 	const char *ids, *weights, *act, *limit, *routed_scale;
 	const char *q, *kv, *indices, *lse, *scale, *kv_scale, *value_dim;
 	const char *interval, *count, *domain;

@@ -21,6 +21,12 @@
 #define EXL3_CALL_TIMEOUT_NS (30ull * 1000000000u) /* for one control request */
 #define EXL3_SPIN_DEFAULT_NS 20000u
 
+/* map.h */
+struct exl3_maps;
+struct exl3_mapping;
+struct exl3_map_channel;
+struct exl3_module_desc;
+
 /* In the order in which they are restored: each needs those before it at most. */
 enum exl3_object_type {
 	EXL3_OBJECT_MODEL,
@@ -55,6 +61,9 @@ struct exl3_client {
 	unsigned flags;      /* EXL3_CONNECT_* */
 	bool admin;
 	char *daemon_version, *backend; /* owned */
+	uint64_t features;   /* that the worker has too */
+	uint32_t map_policy; /* HelloReply.mapped, or 0: the daemon has no such mode */
+	struct exl3_maps *maps; /* owned; map.h */
 	const char *domain; /* borrowed from exl3ctl: the fault domain that is wanted, or NULL */
 	char mps_pipe[128]; /* under list: of the worker's MPS server; empty: none */
 	int daemon_pid;
@@ -81,9 +90,11 @@ struct exl3_client {
 	uint32_t stop; /* atomic */
 };
 
+
 struct exl3_model {
 	struct exl3_object obj;
 	uint32_t handle;
+	struct exl3_mapping *mapping; /* counted, under maps->lock; NULL: it is not mapped */
 	char *name, *fingerprint, *device; /* owned */
 };
 
@@ -93,6 +104,9 @@ struct exl3_module {
 	char *model, *fingerprint; /* owned; its model may be closed before it */
 	char *name;                /* owned; as it was opened, with kind */
 	unsigned kind;
+	char *canonical;              /* owned; what the daemon calls it */
+	struct exl3_mapping *mapping; /* counted, under maps->lock, as the next; NULL: its model is not mapped */
+	const struct exl3_module_desc *desc; /* of the mapping's weights, while they are there */
 	struct exl3_module_info info;
 	struct exl3_shard_info *shards; /* owned, info.nr_shards */
 };
@@ -126,6 +140,7 @@ struct exl3_arena {
 	exl3_cu_handle cu_handle; /* DEVICE: owned, mapped at base */
 	char *base;               /* REGISTERED: the program's memory, borrowed */
 	size_t bytes;
+	exl3_cu_ptr gpu_base;     /* HOST: where GPUs find it in mapped mode, 0: not yet asked for; under maps->lock */
 	size_t used; /* atomic; exl3_arena_alloc() */
 };
 
@@ -144,7 +159,8 @@ struct exl3_stream_end {
 
 /* What a channel has for stream calls; the owner's thread, unless it says otherwise. */
 struct exl3_stream {
-	struct exl3_arena *words; /* owned, an object of the client */
+	struct exl3_arena *words; /* owned, an object of the client; NULL in mapped mode, which has: */
+	struct exl3_stream_slot *own; /* owned */
 	struct exl3_stream_slot *slots; /* in words; [mask + 1] */
 	uint32_t mask;
 	uint32_t next;            /* number of the next call */
@@ -199,6 +215,8 @@ struct exl3_channel {
 	/* Owned, under list; of the next worker. The owner's thread moves in when nothing of the old ring is in
 	 * use any more: no lock is needed on the data path. */
 	struct exl3_channel_life *next_life;
+	struct exl3_map_channel *map; /* owned; NULL: direct */
+	char why[128];                /* why it is direct although mapped was preferred; or empty */
 };
 
 /* ---- errors ---- */

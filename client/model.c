@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* model.c - models, their modules, and unquantized tensors, by name. */
-#include "client/internal.h"
+#include "client/map.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -81,6 +81,7 @@ int exl3_model_open(struct exl3_client *c, const char *name, struct exl3_model *
 		return exl3_errf(exl3_client_err(), -ENOMEM, "%s: out of memory", name);
 	}
 	exl3_object_add(c, &m->obj, EXL3_OBJECT_MODEL, model_drop);
+	exl3_map_model(m);
 	*ret = m;
 	return 0;
 }
@@ -90,6 +91,7 @@ struct exl3_model *exl3_model_close(struct exl3_model *m)
 	if (!m || exl3_client_forked(m->obj.client))
 		return NULL;
 	exl3_object_remove(&m->obj);
+	exl3_map_leave(&m->obj);
 	tell_close_model(m->obj.client, m->handle);
 	model_drop(&m->obj);
 	return NULL;
@@ -115,6 +117,7 @@ static void module_drop(struct exl3_object *o)
 	free(mod->model);
 	free(mod->fingerprint);
 	free(mod->name);
+	free(mod->canonical);
 	free(mod);
 }
 
@@ -153,8 +156,9 @@ static int module_make(const struct exl3_model *m, const Exl3__Module *in, const
 		mod->model = strdup(m->name);
 		mod->fingerprint = strdup(m->fingerprint);
 		mod->name = strdup(name);
+		mod->canonical = strdup(in->name);
 	}
-	if (!mod || !mod->shards || !mod->model || !mod->fingerprint || !mod->name) {
+	if (!mod || !mod->shards || !mod->model || !mod->fingerprint || !mod->name || !mod->canonical) {
 		if (mod)
 			module_drop(&mod->obj);
 		return exl3_errf(exl3_client_err(), -ENOMEM, "%s: out of memory", in->name);
@@ -222,6 +226,11 @@ int exl3_module_open(struct exl3_model *m, const char *name, unsigned kind,
 		return e;
 	}
 	exl3_object_add(m->obj.client, &mod->obj, EXL3_OBJECT_MODULE, module_drop);
+	e = exl3_map_enter(&mod->obj);
+	if (e < 0) {
+		exl3_module_close(mod);
+		return e;
+	}
 	*ret = mod;
 	return 0;
 }
@@ -231,6 +240,7 @@ struct exl3_module *exl3_module_close(struct exl3_module *mod)
 	if (!mod || exl3_client_forked(mod->obj.client))
 		return NULL;
 	exl3_object_remove(&mod->obj);
+	exl3_map_leave(&mod->obj);
 	tell_close_module(mod->obj.client, mod->handle);
 	module_drop(&mod->obj);
 	return NULL;
@@ -410,6 +420,6 @@ int exl3_mla_register(struct exl3_client *c, const struct exl3_mla_shape *shape,
 	mla->shape = *shape;
 	mla->shape.device = mla->device = exl3_take_ptr(&device);
 	mla->handle = *ret = reply->handle->handle;
-	exl3_object_add(c, &exl3_take_ptr(&mla)->obj, EXL3_OBJECT_MLA, mla_drop);
-	return 0;
+	exl3_object_add(c, &mla->obj, EXL3_OBJECT_MLA, mla_drop);
+	return exl3_map_enter(&exl3_take_ptr(&mla)->obj);
 }

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* queue.c - channels: get an entry, submit, wait for completions. */
-#include "client/internal.h"
+#include "client/map.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 
 /* Turns of the spin loop between two looks at the clock: some 2 us. */
 #define SPINS_PER_LOOK 64
+#define STALLED_NS     200000
 
 struct exl3_channel_life *exl3_channel_life_free(struct exl3_channel_life *life)
 {
@@ -25,6 +27,7 @@ static void channel_drop(struct exl3_object *o)
 {
 	struct exl3_channel *ch = (struct exl3_channel *)o;
 
+	exl3_map_channel_free(ch);
 	exl3_segment_free(ch->seg);
 	exl3_closep(&ch->kick_fd);
 	exl3_closep(&ch->notify_fd);
@@ -99,16 +102,12 @@ int exl3_channel_life_new(struct exl3_client *c, uint32_t entries, struct exl3_c
 	return e;
 }
 
-int exl3_channel_new(struct exl3_client *c, uint32_t entries, struct exl3_channel **ret)
+/* A ring at the daemon. */
+static int direct_new(struct exl3_client *c, uint32_t entries, struct exl3_channel *ch)
 {
 	exl3_auto(life_freep) struct exl3_channel_life *life = NULL;
-	exl3_auto(exl3_freep) struct exl3_channel *ch = calloc(1, sizeof(*ch));
-	int e = exl3_client_check(c);
+	int e;
 
-	if (e < 0)
-		return e;
-	if (!ch)
-		return exl3_errf(exl3_client_err(), -ENOMEM, "channel: out of memory");
 	pthread_mutex_lock(&c->call);
 	e = exl3_client_check(c);
 	if (e == 0)
@@ -121,17 +120,76 @@ int exl3_channel_new(struct exl3_client *c, uint32_t entries, struct exl3_channe
 		tell_close(c, life->id, life->epoch);
 		return exl3_errf(exl3_client_err(), -ENOMEM, "channel: out of memory");
 	}
-	ch->spin_ns = EXL3_SPIN_DEFAULT_NS;
 	ch->id = life->id;
 	ch->epoch = life->epoch;
 	ch->seg = exl3_take_ptr(&life->seg);
 	ch->ring = life->ring;
 	ch->kick_fd = exl3_take_fd(&life->kick_fd);
 	ch->notify_fd = exl3_take_fd(&life->notify_fd);
+	return 0;
+}
+
+static int mapped_new(struct exl3_client *c, uint32_t entries, struct exl3_channel *ch)
+{
+	int e = exl3_map_channel_new(ch, c, entries);
+
+	if (e < 0)
+		return e;
+	ch->pending = calloc(ch->ring.cq_mask + 1, sizeof(*ch->pending));
+	if (ch->pending)
+		return 0;
+	exl3_map_channel_free(ch);
+	ch->seg = exl3_segment_free(ch->seg);
+	exl3_closep(&ch->notify_fd);
+	return exl3_errf(exl3_client_err(), -ENOMEM, "channel: out of memory");
+}
+
+int exl3_channel_new(struct exl3_client *c, uint32_t entries, struct exl3_channel **ret)
+{
+	return exl3_channel_new_flags(c, entries, 0, ret);
+}
+
+int exl3_channel_new_flags(struct exl3_client *c, uint32_t entries, unsigned flags, struct exl3_channel **ret)
+{
+	exl3_auto(exl3_freep) struct exl3_channel *ch = calloc(1, sizeof(*ch));
+	int e = exl3_client_check(c), mode;
+
+	if (e < 0)
+		return e;
+	if (flags & ~(EXL3_CHANNEL_MAPPED | EXL3_CHANNEL_DIRECT) ||
+	    flags == (EXL3_CHANNEL_MAPPED | EXL3_CHANNEL_DIRECT))
+		return exl3_errf(exl3_client_err(), -EINVAL, "channel: there is no flag 0x%x, or it contradicts another one",
+				 flags);
+	if (!ch)
+		return exl3_errf(exl3_client_err(), -ENOMEM, "channel: out of memory");
+	ch->kick_fd = ch->notify_fd = -1;
+	ch->spin_ns = EXL3_SPIN_DEFAULT_NS;
+	mode = flags & EXL3_CHANNEL_MAPPED ? EXL3_MODE_MAPPED : flags ? EXL3_MODE_DIRECT : c->maps->mode;
+	if (mode == EXL3_MODE_MAPPED || (mode < 0 && c->map_policy == 2)) {
+		e = exl3_map_ready(c);
+		if (e == 0)
+			e = mapped_new(c, entries, ch);
+		if (e < 0 && mode == EXL3_MODE_MAPPED)
+			return e;
+		if (e < 0)
+			snprintf(ch->why, sizeof(ch->why), "%.127s", exl3_client_err()->text);
+	}
+	e = ch->map ? 0 : direct_new(c, entries, ch);
+	if (e < 0)
+		return e;
+	if (ch->why[0])
+		exl3_map_tell(c, ch->why);
 	exl3_object_add(c, &ch->obj, EXL3_OBJECT_CHANNEL, channel_drop);
 	exl3_watcher_add(ch);
 	*ret = exl3_take_ptr(&ch);
 	return 0;
+}
+
+int exl3_channel_mode(const struct exl3_channel *ch, const char **why)
+{
+	if (why)
+		*why = ch->why;
+	return ch->map ? EXL3_MODE_MAPPED : EXL3_MODE_DIRECT;
 }
 
 struct exl3_channel *exl3_channel_free(struct exl3_channel *ch)
@@ -147,7 +205,9 @@ struct exl3_channel *exl3_channel_free(struct exl3_channel *ch)
 	exl3_stream_free(ch, false);
 	exl3_arena_free(words);
 	/* At the worker that it lives at; at the next one if it has not moved yet. */
-	if (ch->next_life)
+	if (ch->map)
+		; /* it is served here */
+	else if (ch->next_life)
 		tell_close(ch->obj.client, ch->next_life->id, ch->next_life->epoch);
 	else
 		tell_close(ch->obj.client, ch->id, ch->epoch);
@@ -172,6 +232,8 @@ static int stale_error(const struct exl3_channel *ch)
 /* Looks when the ring is empty only, so it costs the data path nothing. */
 static bool gone(struct exl3_channel *ch)
 {
+	if (ch->map) /* whatever becomes of the daemon */
+		return ch->stale;
 	return ch->stale || __atomic_load_n(&ch->obj.client->dead, __ATOMIC_SEQ_CST) ||
 	       __atomic_load_n(&ch->ended, __ATOMIC_SEQ_CST) ||
 	       exl3_ring_state(&ch->ring) != EXL3_CHANNEL_OPEN;
@@ -279,8 +341,8 @@ int exl3_submit(struct exl3_channel *ch)
 
 	if (exl3_client_forked(ch->obj.client))
 		return exl3_client_check(ch->obj.client);
-	if (ch->stale || __atomic_load_n(&ch->ended, __ATOMIC_RELAXED) ||
-	    __atomic_load_n(&ch->obj.client->dead, __ATOMIC_RELAXED)) {
+	if (ch->stale || (!ch->map && (__atomic_load_n(&ch->ended, __ATOMIC_RELAXED) ||
+				       __atomic_load_n(&ch->obj.client->dead, __ATOMIC_RELAXED)))) {
 		forget_unpublished(ch);
 		return stale_error(ch);
 	}
@@ -293,6 +355,8 @@ int exl3_submit(struct exl3_channel *ch)
 	ch->last = NULL;
 	if (exl3_ring_publish(r))
 		kick(ch);
+	if (ch->map)
+		exl3_map_serve(ch);
 	return (int)n;
 }
 
@@ -337,6 +401,8 @@ static int take(struct exl3_channel *ch, struct exl3_cqe *ret, const struct exl3
 {
 	int e;
 
+	if (ch->map && exl3_map_stalled(ch))
+		exl3_map_serve(ch);
 	if (!ch->stale) {
 		bool over;
 
@@ -436,11 +502,14 @@ static void sleep_on_ring(struct exl3_channel *ch, uint64_t ns)
 	struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000),
 			      .tv_nsec = (long)(ns % 1000000000)};
 
+	/* What such a channel waits for wakes nobody. */
+	if (exl3_map_stalled(ch) && ns > STALLED_NS)
+		ts = (struct timespec){.tv_nsec = STALLED_NS};
 	/* Before the last look at gone(): whoever sets that after our look sees this flag, see watch.c. */
 	__atomic_store_n(&ch->sleeping, 1, __ATOMIC_SEQ_CST);
 	if (exl3_ring_arm(&ch->ring, ch->cq_flags | EXL3_CQ_NEED_WAKEUP) && !gone(ch)) {
 		exl3_ring_futex_wait(&ch->ring.hdr->cq_tail.v, ch->ring.cq_next,
-				     ns == UINT64_MAX ? NULL : &ts);
+				     ns == UINT64_MAX && !exl3_map_stalled(ch) ? NULL : &ts);
 		ch->syscalls++;
 	}
 	exl3_ring_disarm(&ch->ring, ch->cq_flags);

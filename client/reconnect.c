@@ -9,7 +9,7 @@
  * when the content is another one, for good. Nothing is ever sent again by itself: what was outstanding has
  * ended with -ESTALE.
  */
-#include "client/internal.h"
+#include "client/map.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -233,6 +233,8 @@ static int restore_channel(struct restore *r, struct exl3_object *obj)
 
 	if (__atomic_load_n(&r->c->stop, __ATOMIC_ACQUIRE))
 		return exl3_errf(exl3_client_err(), -ECANCELED, "the connection is being closed");
+	if (ch->map)
+		return 0; /* it has never ended */
 	pthread_mutex_lock(&r->c->list);
 	entries = ch->ring.sq_mask + 1;
 	pthread_mutex_unlock(&r->c->list);
@@ -273,6 +275,20 @@ static int restore_type(struct restore *r, enum exl3_object_type type)
 	}
 	pthread_mutex_unlock(&c->list);
 	return e;
+}
+
+/* The handle of a model at the new worker; 0: it cannot be had. */
+static uint32_t handle_for_mapping(void *arg, const char *name, const char *fingerprint)
+{
+	struct restore *r = arg;
+	const struct opened *o = r->opened;
+
+	while (o && (strcmp(o->name, name) || strcmp(o->fingerprint, fingerprint)))
+		o = o->next;
+	if (o)
+		return o->handle;
+	/* Only modules of it are open: those have opened it too, if there are any. */
+	return open_model(r, name, fingerprint, spare_handle(r), true) == 0 ? r->opened->handle : 0;
 }
 
 static void close_temporary(struct restore *r)
@@ -320,6 +336,8 @@ static int restore_all(struct restore *r)
 	for (unsigned type = 0; type < EXL3_OBJECT_NR && e == 0; type++)
 		e = restore_type(r, (enum exl3_object_type)type);
 	if (e == 0)
+		exl3_map_restore(c, handle_for_mapping, r);
+	if (e == 0)
 		close_temporary(r);
 	return e;
 }
@@ -336,7 +354,8 @@ int exl3_client_restore(struct exl3_client *c)
 	if (e == 0) {
 		/* Channels whose threads have not noticed yet: their rings are of the past as well. */
 		for (struct exl3_channel *ch = c->channels; ch; ch = ch->next)
-			__atomic_store_n(&ch->ended, 1, __ATOMIC_SEQ_CST);
+			if (!ch->map)
+				__atomic_store_n(&ch->ended, 1, __ATOMIC_SEQ_CST);
 		__atomic_store_n(&c->dead, 0, __ATOMIC_SEQ_CST);
 	} else {
 		c->last_try = *exl3_client_err();
@@ -347,6 +366,8 @@ int exl3_client_restore(struct exl3_client *c)
 	pthread_cond_broadcast(&c->changed);
 	pthread_mutex_unlock(&c->list);
 	pthread_mutex_unlock(&c->call);
+	if (e < 0 && r.other_content)
+		exl3_map_lost(c);
 	return e;
 }
 

@@ -9,7 +9,7 @@
  *   D0 caller: store issued, then load dead and ended  }  all seq_cst: either the watcher sees the call, or
  *   D1 watcher: store dead or ended, then load issued  }  its caller sees that nobody will answer it
  */
-#include "client/internal.h"
+#include "client/map.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -62,6 +62,7 @@ static void stream_freep(struct exl3_stream **at)
 	if (!s)
 		return;
 	exl3_arena_free(s->words);
+	free(s->own);
 	free(s->issued);
 	free(s->ends);
 	free(s);
@@ -75,7 +76,7 @@ int exl3_stream_make(struct exl3_channel *ch, uint32_t first)
 	int e;
 
 	if (ch->stream)
-		return ch->stream->epoch == ch->epoch ? 0 : bind_words(ch, ch->stream);
+		return ch->map || ch->stream->epoch == ch->epoch ? 0 : bind_words(ch, ch->stream);
 	s = calloc(1, sizeof(*s));
 	if (s) {
 		s->mask = nr - 1;
@@ -87,16 +88,22 @@ int exl3_stream_make(struct exl3_channel *ch, uint32_t first)
 		ch->kept = calloc(nr, sizeof(*ch->kept));
 	if (!s || !s->issued || !s->ends || !ch->kept)
 		return exl3_errf(exl3_client_err(), -ENOMEM, "stream: out of memory");
-	e = exl3_arena_new(ch->obj.client, nr * sizeof(struct exl3_stream_slot), &s->words);
+	if (ch->map) {
+		s->slots = s->own = calloc(nr, sizeof(*s->own));
+		e = s->own ? 0 : exl3_errf(exl3_client_err(), -ENOMEM, "stream: out of memory");
+	} else {
+		e = exl3_arena_new(ch->obj.client, nr * sizeof(struct exl3_stream_slot), &s->words);
+		if (e == 0)
+			s->slots = exl3_arena_ptr(s->words);
+	}
 	if (e < 0)
 		return e;
-	s->slots = exl3_arena_ptr(s->words);
 	/* The calls before the first one have ended, whatever its number is. */
 	for (uint32_t i = 0; i < nr; i++) {
 		s->slots[i].ready = s->slots[i].done = s->issued[i] = first - 1;
 		s->ends[i].call = first - 1;
 	}
-	e = bind_words(ch, s);
+	e = ch->map ? 0 : bind_words(ch, s);
 	if (e < 0)
 		return e;
 	/* The watcher may look from now on. */
@@ -166,6 +173,7 @@ void exl3_stream_free(struct exl3_channel *ch, bool forked)
 		s->cu->host_unregister(s->slots);
 		s->cu->ctx_set_current(before);
 	}
+	free(s->own);
 	free(s->issued);
 	free(s->ends);
 	free(s); /* the arena is an object of the client */
@@ -223,6 +231,8 @@ int exl3_stream_result(struct exl3_channel *ch, uint32_t call, struct exl3_cqe *
 		return exl3_errf(exl3_client_err(), -ENOENT,
 				 "stream: call %u is not one of the last %u", call,
 				 ch->ring.cq_mask + 1);
+	if (ch->map && exl3_map_stream_wait(ch, timeout_ns ? end : 0) == 0)
+		return exl3_errf(exl3_client_err(), -EAGAIN, "stream: call %u has not ended", call);
 	while (s->ends[call & s->mask].call != call) {
 		e = timeout_ns ? reap_wait(ch, end) : exl3_channel_take(ch);
 		if (e == -ETIMEDOUT || (e == 0 && timeout_ns == 0))
@@ -312,6 +322,29 @@ static int check_stream(struct exl3_stream *s, void *stream)
 	return 0;
 }
 
+/* In mapped mode the call itself is enqueued: nobody is told, nobody waits. */
+static int mapped_call(struct exl3_channel *ch, void *stream, uint32_t *call)
+{
+	struct exl3_stream *s = ch->stream;
+	struct exl3_sqe sqe = *ch->last;
+	uint32_t number = s->next;
+	int e;
+
+	exl3_channel_forget(ch);
+	sqe.flags |= EXL3_STREAM;
+	sqe.stream_seq = number;
+	sqe.user_data = USER_DATA | number;
+	e = exl3_map_stream(ch, &sqe, stream);
+	if (e < 0)
+		return e;
+	s->slots[number & s->mask].done = s->issued[number & s->mask] = number;
+	s->ends[number & s->mask] = (struct exl3_stream_end){.call = number, .cqe = {.user_data = sqe.user_data}};
+	s->next++;
+	if (call)
+		*call = number;
+	return 0;
+}
+
 int exl3_stream_call(struct exl3_channel *ch, void *stream, uint32_t *call)
 {
 	struct exl3_client *c = ch->obj.client;
@@ -326,6 +359,8 @@ int exl3_stream_call(struct exl3_channel *ch, void *stream, uint32_t *call)
 		return exl3_errf(exl3_client_err(), -EINVAL,
 				 "stream: exactly one entry must be prepared and not submitted");
 	e = exl3_stream_make(ch, 1);
+	if (e == 0 && ch->map && stream != EXL3_STREAM_HOST)
+		return mapped_call(ch, stream, call);
 	if (e == 0)
 		e = check_stream(ch->stream, stream);
 	if (e < 0) {

@@ -8,7 +8,7 @@
  * is about to sleep, and wakes it again and again until it says that it is awake. A CUDA stream that waits
  * for a word would not wake up either: it is let go, see stream.c.
  */
-#include "client/internal.h"
+#include "client/map.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -20,12 +20,14 @@
 #define RETRY_MIN_MS 2
 #define RETRY_MAX_MS 100
 
-enum { SLOT_SOCK, SLOT_EVENT, SLOT_CHANNELS };
+enum { SLOT_SOCK, SLOT_EVENT, SLOT_MAPS, SLOT_CHANNELS = SLOT_MAPS + EXL3_MAPPINGS_MAX };
 
 struct watch_set {
 	struct pollfd fds[SLOT_CHANNELS + EXL3_CHANNELS_MAX];
 	uint64_t serials[EXL3_CHANNELS_MAX]; /* of the channels; they may be freed while we poll */
 	unsigned nr_channels;
+	uint64_t maps[EXL3_MAPPINGS_MAX]; /* serials of the mappings */
+	unsigned nr_maps;
 };
 
 void exl3_watcher_poke(struct exl3_client *c)
@@ -62,8 +64,8 @@ static void wake_all(struct exl3_client *c)
 		again = false;
 		pthread_mutex_lock(&c->list);
 		for (struct exl3_channel *ch = c->channels; ch; ch = ch->next)
-			if (__atomic_load_n(&c->dead, __ATOMIC_SEQ_CST) ||
-			    __atomic_load_n(&ch->ended, __ATOMIC_SEQ_CST)) {
+			if (!ch->map && (__atomic_load_n(&c->dead, __ATOMIC_SEQ_CST) ||
+					 __atomic_load_n(&ch->ended, __ATOMIC_SEQ_CST))) {
 				exl3_stream_release(ch, -ESTALE);
 				again |= wake_sleeper(ch);
 			}
@@ -82,6 +84,12 @@ void exl3_client_lost(struct exl3_client *c)
 
 static void fill(struct exl3_client *c, struct watch_set *w, bool dead)
 {
+	int fds[EXL3_MAPPINGS_MAX];
+
+	w->nr_maps = exl3_map_fds(c, fds, w->maps);
+	for (unsigned i = 0; i < EXL3_MAPPINGS_MAX; i++)
+		w->fds[SLOT_MAPS + i] =
+			(struct pollfd){.fd = i < w->nr_maps ? fds[i] : -1, .events = POLLRDHUP};
 	/* A hang-up is reported for ever; once it is known there is nothing more to learn. */
 	w->fds[SLOT_SOCK] = (struct pollfd){.fd = dead ? -1 : c->sock, .events = POLLRDHUP};
 	w->fds[SLOT_EVENT] = (struct pollfd){.fd = c->watch_fd, .events = POLLIN};
@@ -89,7 +97,7 @@ static void fill(struct exl3_client *c, struct watch_set *w, bool dead)
 	pthread_mutex_lock(&c->list);
 	for (struct exl3_channel *ch = c->channels; ch && w->nr_channels < EXL3_CHANNELS_MAX;
 	     ch = ch->next) {
-		if (dead || __atomic_load_n(&ch->ended, __ATOMIC_RELAXED))
+		if (dead || ch->map || __atomic_load_n(&ch->ended, __ATOMIC_RELAXED))
 			continue;
 		w->fds[SLOT_CHANNELS + w->nr_channels] =
 			(struct pollfd){.fd = ch->notify_fd, .events = POLLRDHUP};
@@ -167,6 +175,9 @@ static void *watch(void *arg)
 		if (w.fds[SLOT_SOCK].revents)
 			__atomic_store_n(&c->dead, 1, __ATOMIC_SEQ_CST);
 		mark_ended(c, &w);
+		for (unsigned i = 0; i < w.nr_maps; i++)
+			if (w.fds[SLOT_MAPS + i].revents)
+				exl3_map_hangup(c, w.maps[i]);
 		wake_all(c);
 	}
 	return NULL;

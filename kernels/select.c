@@ -4,7 +4,7 @@
  *
  * The CPU backend is part of the program. The CUDA backend is a plugin, exl3-cuda.so, so that one
  * binary serves machines with and without a GPU: it is looked for in $EXL3_BACKEND_DIR, beside the
- * program, and in ../lib/exl3-daemon from there.
+ * program, and in ../lib/exl3-daemon from there; where this is part of a library, beside that and in exl3-daemon there.
  */
 #include "kernels/backend.h"
 
@@ -52,6 +52,21 @@ static bool try_plugin(const char *dir, const char *rest)
 	return true;
 }
 
+/* A program that has us as a library may lie anywhere. */
+static bool try_beside_library(void)
+{
+	char own[PATH_MAX];
+	char *slash;
+	Dl_info info;
+
+	if (!dladdr(exl3_backends, &info) || !info.dli_fname || !realpath(info.dli_fname, own))
+		return false;
+	slash = strrchr(own, '/');
+	if (slash)
+		*slash = 0;
+	return try_plugin(own, "") || try_plugin(own, "/exl3-daemon");
+}
+
 static void load_plugin(void)
 {
 	char exe[PATH_MAX];
@@ -60,7 +75,7 @@ static void load_plugin(void)
 	char *slash;
 
 	exl3_errf(&plugin_error, -ENOENT, "not installed (" PLUGIN " was not found)");
-	if (dir && try_plugin(dir, ""))
+	if ((dir && try_plugin(dir, "")) || try_beside_library())
 		return;
 	if (n < 0)
 		return;

@@ -115,6 +115,9 @@ typedef uint64_t exl3_ref;
 #define EXL3_REF(buf, off)   (((exl3_ref)(buf) << 48) | ((exl3_ref)(off) & 0xffffffffffffull))
 #define EXL3_REF_BUF(ref)    ((uint32_t)((ref) >> 48))
 #define EXL3_REF_OFFSET(ref) ((ref) & 0xffffffffffffull)
+/* No id that the daemon gives: memory of the process itself, in mapped mode. Offset 0 is address EXL3_PROCESS_BASE. */
+#define EXL3_BUF_PROCESS  1u
+#define EXL3_PROCESS_BASE 4096u
 
 /* One request. Unused fields must be zero. Operands are row-major and 16-byte aligned. */
 struct exl3_sqe {

@@ -95,7 +95,7 @@ def _declare(lib):
     rows = [p, ref, u, ref, u, u32]
     calls = {
         "last_error": (C.c_char_p, []),
-        "connect": (C.c_int, [C.c_char_p, C.c_char_p, out]),
+        "connect_flags": (C.c_int, [C.c_char_p, C.c_char_p, u, out]),
         "close": (p, [p]),
         "alive": (C.c_bool, [p]),
         "reconnect": (C.c_int, [p, u64]),
@@ -120,7 +120,9 @@ def _declare(lib):
         "arena_bytes": (C.c_size_t, [p]),
         "arena_alloc": (p, [p, C.c_size_t]),
         "arena_ref": (ref, [p, p]),
-        "channel_new": (C.c_int, [p, u32, out]),
+        "channel_new_flags": (C.c_int, [p, u32, u, out]),
+        "channel_mode": (C.c_int, [p, C.POINTER(C.c_char_p)]),
+        "memory_ref": (ref, [p]),
         "channel_set_spin": (None, [p, u64]),
         "sq_get": (C.POINTER(_Sqe), [p]),
         "submit": (C.c_int, [p]),
@@ -161,10 +163,13 @@ def _open(call, *args):
 class Client:
     """A connection. Closing it ends everything that was opened from it."""
 
-    def __init__(self, path=None, name=None):
+    def __init__(self, path=None, name=None, mode=None):
+        """mode: who runs the requests of its channels: "direct", the daemon; "mapped", this process, with the daemon's
+        weights (see enum exl3_mode in exl3.h); None: what $EXL3_MODE and the daemon's policy say."""
         self._p = None
         self._memory = []  # GPU memory that operands may lie in
-        self._p = _open(_lib.exl3_connect, os.fsencode(path) if path else None, name.encode() if name else None)
+        self._p = _open(_lib.exl3_connect_flags, os.fsencode(path) if path else None, name.encode() if name else None,
+                        {None: 0, "mapped": 1 << 2, "direct": 1 << 3}[mode])
 
     def close(self):
         self._p = _lib.exl3_close(self._p)
@@ -211,10 +216,16 @@ class Client:
             tensor, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
         return Memory(self, _open(_lib.exl3_memory_register, self._live(), tensor, size))
 
-    def operand(self, x):
-        """What a request calls it: an Array is one; a tensor must lie in GPU memory that the daemon knows."""
+    def operand(self, x, mapped=False):
+        """What a request calls it: an Array is one; a tensor must lie in GPU memory that the daemon knows. On a mapped
+        channel it may lie anywhere, and a NumPy array is an operand too (f2, f4, i4, i8)."""
         if hasattr(x, "ref"):
             return x
+        if mapped and hasattr(x, "__array_interface__"):
+            code = {"<f2": F16, "<f4": F32, "<i4": I32, "<i8": I64}.get(x.__array_interface__["typestr"])
+            if code is None or not x.flags["C_CONTIGUOUS"]:
+                raise ValueError(f"no operand can have the type {x.dtype}, or it is not contiguous")
+            return Operand(_lib.exl3_memory_ref(x.__array_interface__["data"][0]), code, tuple(x.shape))
         code = _TORCH.get(str(x.dtype))
         if code is None:
             raise ValueError(f"no operand can have the type {x.dtype}")
@@ -224,10 +235,13 @@ class Client:
             ref = _lib.exl3_arena_ref(memory._p, x.data_ptr())
             if ref:
                 return Operand(ref, code, tuple(x.shape))
+        if mapped:
+            return Operand(_lib.exl3_memory_ref(x.data_ptr()), code, tuple(x.shape))
         raise Error(14, "the tensor lies in no memory that the daemon knows: Client.register() it")
 
-    def channel(self, entries=16):
-        return Channel(self, entries)
+    def channel(self, entries=16, mode=None):
+        """mode: "mapped" or "direct"; None: as the client."""
+        return Channel(self, entries, mode)
 
     def mla(self, heads, dim, value_dim, topk, slots, cache="bf16", indices="i4", page_rows=1, table_queries=1,
             device=None):
@@ -392,9 +406,12 @@ class Channel:
     the Completion of wait() will carry in user_data. With stream=S, a CUDA stream's address, they run in the order
     of that stream and return the number of the call at once; synchronise the stream, then ask stream_error()."""
 
-    def __init__(self, client, entries):
+    def __init__(self, client, entries, mode=None):
         self.client = client
-        self._p = _open(_lib.exl3_channel_new, client._live(), entries)
+        self._p = _open(_lib.exl3_channel_new_flags, client._live(), entries, {None: 0, "mapped": 1, "direct": 2}[mode])
+        why = C.c_char_p()
+        self.mode = ("direct", "mapped")[_lib.exl3_channel_mode(self._p, C.byref(why))]
+        self.mode_reason = why.value.decode(errors="replace")  # why it is direct although mapped was preferred, or ""
         self._next = 0
         self._entries, self._call = entries, 0
 
@@ -408,6 +425,9 @@ class Channel:
         if not sqe:
             raise Error(11, _lib.exl3_last_error().decode(errors="replace"))
         return sqe
+
+    def _operand(self, x):
+        return self.client.operand(x, self.mode == "mapped")
 
     def _send(self, sqe, wait, flags=0, timeout_ns=0, stream=None):
         self._next += 1
@@ -475,14 +495,14 @@ class Channel:
 
     def linear(self, module, x, y, wait=True, **options):
         """y = x W; x [m, k] and y [m, n] are Arrays or tensors. Options: flags, timeout_ns, stream."""
-        x, y = map(self.client.operand, (x, y))
+        x, y = map(self._operand, (x, y))
         m = _rows(module, x, y, options)
         sqe = self._get(options)
         _lib.exl3_prep_linear(sqe, module._p, x.ref, x.code, y.ref, y.code, m)
         return self._send(sqe, wait, **options)
 
     def mlp(self, module, x, y, wait=True, **options):
-        x, y = map(self.client.operand, (x, y))
+        x, y = map(self._operand, (x, y))
         m = _rows(module, x, y, options)
         sqe = self._get(options)
         _lib.exl3_prep_mlp(sqe, module._p, x.ref, x.code, y.ref, y.code, m)
@@ -490,7 +510,7 @@ class Channel:
 
     def moe(self, module, x, y, ids, weights, wait=True, **options):
         """ids and weights [m, topk]; the completion's detail counts invalid ids."""
-        x, y, ids, weights = map(self.client.operand, (x, y, ids, weights))
+        x, y, ids, weights = map(self._operand, (x, y, ids, weights))
         m = _rows(module, x, y, options)
         if ids.shape != weights.shape or len(ids.shape) != 2 or ids.shape[0] != m:
             raise ValueError(f"ids {ids.shape} and weights {weights.shape} for {m} rows")
@@ -502,8 +522,8 @@ class Channel:
     def mla(self, geometry, q, cache, indices, o, scale, lse=None, kv_scale=1.0, lengths=None, wait=True, **options):
         """q [batch, heads, dim]; lengths [batch] i4, keys that each query sees; see exl3_prep_mla() in exl3.h. The
         daemon checks sizes against the geometry."""
-        q, cache, indices, o = map(self.client.operand, (q, cache, indices, o))
-        lse, lengths = (self.client.operand(a) if a is not None else None for a in (lse, lengths))
+        q, cache, indices, o = map(self._operand, (q, cache, indices, o))
+        lse, lengths = (self._operand(a) if a is not None else None for a in (lse, lengths))
         sqe = self._get(options)
         _lib.exl3_prep_mla(sqe, geometry, q.ref, q.code, cache.ref, indices.ref, o.ref, o.code, lse.ref if lse else 0,
                            q.shape[0], scale, kv_scale)
