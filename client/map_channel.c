@@ -13,6 +13,13 @@
 #include <string.h>
 #include <sys/socket.h>
 
+/* What is on a GPU. */
+struct flying {
+	struct exl3_cqe cqe;
+	struct exl3_mapping *on;
+	bool stream; /* a stream call */
+};
+
 struct exl3_map_channel {
 	struct exl3_client *c;         /* borrowed */
 	struct exl3_channel *ch;       /* likewise */
@@ -35,18 +42,32 @@ struct exl3_map_channel {
 
 	pthread_mutex_t post; /* the ring's completion side, and: */
 	struct exl3_ring_server ring;
-	struct exl3_cqe *flying; /* owned; what is on a GPU, by cq_mask; in order */
-	struct exl3_mapping **flying_on;
+	struct flying *flying; /* owned; by cq_mask; in order */
 	uint32_t flying_first, flying_last;
 };
 
 /* ---- completions ---- */
 
-static void post(struct exl3_map_channel *m, const struct exl3_cqe *cqe)
+/* The word of a stream call, as the daemon would write it. */
+static void write_word(struct exl3_map_channel *m, const struct exl3_cqe *cqe)
+{
+	struct exl3_stream *s = __atomic_load_n(&m->ch->stream, __ATOMIC_ACQUIRE);
+	uint32_t call = (uint32_t)cqe->user_data;
+
+	if (!s)
+		return;
+	if (cqe->result < 0)
+		__atomic_store_n(&s->slots[call & s->mask].result, cqe->result, __ATOMIC_RELAXED);
+	__atomic_store_n(&s->slots[call & s->mask].done, call, __ATOMIC_RELEASE);
+}
+
+static void post(struct exl3_map_channel *m, const struct exl3_cqe *cqe, bool stream)
 {
 	const char byte = 0;
 	uint32_t how;
 
+	if (stream)
+		write_word(m, cqe);
 	pthread_mutex_lock(&m->post);
 	exl3_cq_post(&m->ring, cqe);
 	how = exl3_cq_publish(&m->ring);
@@ -60,19 +81,15 @@ static void post(struct exl3_map_channel *m, const struct exl3_cqe *cqe)
 /* The oldest request on the GPU has ended. */
 static void landed(struct exl3_map_channel *m, int result)
 {
-	struct exl3_mapping *on;
-	struct exl3_cqe cqe;
-	uint32_t at;
+	struct flying f;
 
 	pthread_mutex_lock(&m->post);
-	at = m->flying_first++ & m->ring.cq_mask;
-	cqe = m->flying[at];
-	on = m->flying_on[at];
+	f = m->flying[m->flying_first++ & m->ring.cq_mask];
 	pthread_mutex_unlock(&m->post);
 	if (result < 0)
-		cqe.result = result;
-	post(m, &cqe);
-	exl3_map_unpin(m->c, on);
+		f.cqe.result = result;
+	post(m, &f.cqe, f.stream);
+	exl3_map_unpin(m->c, f.on);
 }
 
 /* On a thread of the driver's, which no call of the driver may be made on: nothing here does. */
@@ -91,15 +108,12 @@ static bool flying(struct exl3_map_channel *m)
 	return ret;
 }
 
-static int take_off(struct exl3_map_channel *m, const struct exl3_cqe *cqe)
+static int take_off(struct exl3_map_channel *m, const struct exl3_cqe *cqe, bool stream)
 {
-	uint32_t at;
 	int e;
 
 	pthread_mutex_lock(&m->post);
-	at = m->flying_last++ & m->ring.cq_mask;
-	m->flying[at] = *cqe;
-	m->flying_on[at] = m->pinned;
+	m->flying[m->flying_last++ & m->ring.cq_mask] = (struct flying){*cqe, m->pinned, stream};
 	pthread_mutex_unlock(&m->post);
 	e = exl3_map_cuda_after(m->streams[m->gpu], m->gpu, on_landed, m);
 	if (e == 0)
@@ -176,11 +190,12 @@ static int run(struct exl3_map_channel *m, struct exl3_mapped_lane *lane, const 
 
 static void run_one(struct exl3_map_channel *m, const struct exl3_sqe *sqe)
 {
+	bool stream = sqe->flags & EXL3_STREAM;
 	struct exl3_cqe cqe;
 	int e;
 
 	if (run(m, m->lane, sqe, &cqe) == 1) {
-		e = take_off(m, &cqe);
+		e = take_off(m, &cqe, stream);
 		if (e == 0)
 			return; /* the pin is the flying one's */
 		exl3_map_cuda_wait(m->gpu);
@@ -192,14 +207,14 @@ static void run_one(struct exl3_map_channel *m, const struct exl3_sqe *sqe)
 	/* An empty request ends in its turn. */
 	if (sqe->op == EXL3_OP_NOP && m->gpu >= 0 && flying(m))
 		exl3_map_cuda_wait(m->gpu);
-	post(m, &cqe);
+	post(m, &cqe, stream);
 }
 
 /* ---- the queue ---- */
 
 static void end(struct exl3_map_channel *m, const struct exl3_sqe *sqe, int result)
 {
-	post(m, &(struct exl3_cqe){.user_data = sqe->user_data, .result = result});
+	post(m, &(struct exl3_cqe){.user_data = sqe->user_data, .result = result}, sqe->flags & EXL3_STREAM);
 }
 
 /* Takes no turn. The oldest request of that name that has not begun ends with -ECANCELED. */
@@ -208,7 +223,7 @@ static void cancel(struct exl3_map_channel *m, const struct exl3_sqe *sqe)
 	uint32_t mask = m->ring.sq_mask;
 	struct exl3_cqe cqe;
 
-	run(m, m->lane, sqe, &cqe); /* only whether it is well-formed */
+	m->c->maps->ops->check(m->lane, sqe, &cqe);
 	if (cqe.result == 0)
 		cqe.result = -ENOENT;
 	for (uint32_t i = m->first; i != m->last && cqe.result == -ENOENT; i++) {
@@ -220,10 +235,37 @@ static void cancel(struct exl3_map_channel *m, const struct exl3_sqe *sqe)
 	}
 	pthread_mutex_lock(&m->post);
 	for (uint32_t i = m->flying_first; i != m->flying_last && cqe.result == -ENOENT; i++)
-		if (m->flying[i & m->ring.cq_mask].user_data == sqe->u.cancel.user_data)
+		if (m->flying[i & m->ring.cq_mask].cqe.user_data == sqe->u.cancel.user_data)
 			cqe.result = -EALREADY;
 	pthread_mutex_unlock(&m->post);
-	post(m, &cqe);
+	post(m, &cqe, sqe->flags & EXL3_STREAM);
+}
+
+static bool ready(const struct exl3_map_channel *m, const struct exl3_sqe *sqe)
+{
+	const struct exl3_stream *s = m->ch->stream;
+
+	if (!(sqe->flags & EXL3_STREAM) || !s)
+		return true;
+	return (int32_t)(__atomic_load_n(&s->slots[sqe->stream_seq & s->mask].ready, __ATOMIC_ACQUIRE) -
+			 sqe->stream_seq) >= 0;
+}
+
+/* What would be refused anyway is refused now, not when it is ready. */
+static bool refused(struct exl3_map_channel *m, const struct exl3_sqe *sqe)
+{
+	struct exl3_cqe cqe;
+
+	m->pinned = NULL;
+	m->why = 0;
+	m->c->maps->ops->check(m->lane, sqe, &cqe);
+	if (m->pinned)
+		exl3_map_unpin(m->c, m->pinned);
+	if (m->why)
+		cqe = (struct exl3_cqe){.user_data = sqe->user_data, .result = m->why};
+	if (cqe.result < 0)
+		post(m, &cqe, true);
+	return cqe.result < 0;
 }
 
 static void take_in(struct exl3_map_channel *m)
@@ -243,19 +285,11 @@ static void take_in(struct exl3_map_channel *m)
 			cancel(m, &sqe);
 			continue;
 		}
+		if (!ready(m, &sqe) && refused(m, &sqe))
+			continue;
 		m->cancelled[m->last & m->ring.sq_mask] = false;
 		m->queue[m->last++ & m->ring.sq_mask] = sqe;
 	}
-}
-
-static bool ready(const struct exl3_map_channel *m, const struct exl3_sqe *sqe)
-{
-	const struct exl3_stream *s = m->ch->stream;
-
-	if (!(sqe->flags & EXL3_STREAM) || !s)
-		return true;
-	return (int32_t)(__atomic_load_n(&s->slots[sqe->stream_seq & s->mask].ready, __ATOMIC_ACQUIRE) -
-			 sqe->stream_seq) >= 0;
 }
 
 void exl3_map_serve(struct exl3_channel *ch)
@@ -371,7 +405,6 @@ void exl3_map_channel_free(struct exl3_channel *ch)
 	free(m->queue);
 	free(m->cancelled);
 	free(m->flying);
-	free(m->flying_on);
 	free(m);
 }
 
@@ -380,8 +413,7 @@ static int alloc(struct exl3_map_channel *m, uint32_t entries)
 	m->queue = calloc(entries, sizeof(*m->queue));
 	m->cancelled = calloc(entries, sizeof(*m->cancelled));
 	m->flying = calloc(2ul * entries, sizeof(*m->flying));
-	m->flying_on = calloc(2ul * entries, sizeof(*m->flying_on));
-	return m->queue && m->cancelled && m->flying && m->flying_on
+	return m->queue && m->cancelled && m->flying
 		       ? 0
 		       : exl3_errf(exl3_client_err(), -ENOMEM, "channel: out of memory");
 }

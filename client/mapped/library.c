@@ -340,24 +340,40 @@ static struct exl3_mapped_lane *lane_free(struct exl3_mapped_lane *lane)
 	return NULL;
 }
 
-static int run(struct exl3_mapped_lane *lane, const struct exl3_sqe *sqe, struct exl3_cqe *ret)
+/* False: refused, *@ret says why. */
+static bool check_entry(struct exl3_mapped_lane *lane, const struct exl3_sqe *sqe, struct exl3_checked *c,
+			struct exl3_cqe *ret)
 {
 	enum exl3_detail detail;
+
+	*ret = (struct exl3_cqe){.user_data = sqe->user_data};
+	lane->error = 0;
+	ret->result = exl3_check_sqe(sqe, &lane->check, c, &detail);
+	if (ret->result == 0)
+		return true;
+	ret->detail = lane->error ? EXL3_DETAIL_NONE : detail;
+	if (lane->error)
+		ret->result = lane->error;
+	return false;
+}
+
+static void check(struct exl3_mapped_lane *lane, const struct exl3_sqe *sqe, struct exl3_cqe *ret)
+{
+	struct exl3_checked c;
+
+	check_entry(lane, sqe, &c, ret);
+}
+
+static int run(struct exl3_mapped_lane *lane, const struct exl3_sqe *sqe, struct exl3_cqe *ret)
+{
 	struct exl3_checked c;
 	struct exl3_work work;
 	uint64_t skipped = 0, start;
 	const struct place *p;
 	bool gpu;
 
-	*ret = (struct exl3_cqe){.user_data = sqe->user_data};
-	lane->error = 0;
-	ret->result = exl3_check_sqe(sqe, &lane->check, &c, &detail);
-	if (ret->result < 0) {
-		ret->detail = lane->error ? EXL3_DETAIL_NONE : detail;
-		if (lane->error)
-			ret->result = lane->error;
+	if (!check_entry(lane, sqe, &c, ret))
 		return 0;
-	}
 	if (c.op == EXL3_OP_NOP || c.op == EXL3_OP_CANCEL)
 		return 0;
 	p = &lane->places[lane->place];
@@ -390,5 +406,6 @@ EXL3_API const struct exl3_mapped_ops exl3_mapped = {
 	.device = device_name,
 	.lane_new = lane_new,
 	.lane_free = lane_free,
+	.check = check,
 	.run = run,
 };

@@ -65,6 +65,8 @@ struct exl3_mapped_ops {
 
 	int (*lane_new)(const struct exl3_mapped_env *env, struct exl3_mapped_lane **ret, struct exl3_error *err);
 	struct exl3_mapped_lane *(*lane_free)(struct exl3_mapped_lane *lane); /* nothing of it runs any more */
+	/* What run() would refuse without looking at anything that may change: result and detail are set. */
+	void (*check)(struct exl3_mapped_lane *lane, const struct exl3_sqe *sqe, struct exl3_cqe *ret);
 	/**
 	 * run() - check an entry as the daemon does, and run it.
 	 * @ret: result, detail and exec_ns are set.
