@@ -12,7 +12,9 @@
  *   consumer: one thread of each block exl3_device_wait(&call), then __syncthreads(), then the results are read
  *
  * A block that waits keeps its place on an SM. The daemon's kernels need SMs to run on, so all blocks that may wait at a
- * time must leave most of the device free: wait in small kernels, or in the first block of a chain only.
+ * time must leave most of the device free: wait in small kernels, or in the first block of a chain only. Prefer shared
+ * memory for such a kernel (cudaFuncAttributePreferredSharedMemoryCarveout, 100): an SM where a block waits keeps its division
+ * into L1 and shared memory, and the daemon's kernels want the latter.
  * Signal and wait of a call come once each in a replay, in this order.
  *
  * Ordering: operands before the signal are seen by the daemon's kernels; results are seen after the wait. Header only;

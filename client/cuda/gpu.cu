@@ -131,6 +131,10 @@ extern "C" int exl3_gpu_new(const struct exl3_gpu_words *words, uint32_t nr, uin
 		      cudaHostGetDevicePointer((void **)&g->host_dev, g->host, 0) != cudaSuccess ||
 		      cudaMalloc((void **)&g->dev, dev_bytes(g)) != cudaSuccess))
 		code = cudaGetLastError() == cudaErrorMemoryAllocation ? -ENOMEM : -EIO;
+	/* An SM where this waits is to be of use to kernels with much shared memory: it is divided anew only when empty. */
+	if (!code && cudaFuncSetAttribute((const void *)signal_wait, cudaFuncAttributePreferredSharedMemoryCarveout,
+					  cudaSharedmemCarveoutMaxShared) != cudaSuccess)
+		code = -EIO;
 	if (!code) {
 		const uint32_t zero[EPOCH_STRIDE] = {};
 
