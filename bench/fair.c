@@ -16,6 +16,7 @@
  * for a turn is what is measured and not waiting for a processor to wake up.
  */
 #include "bench/bench.h"
+#include "bench/daemon.h"
 #include "bench/die.h"
 #include "client/internal.h"
 
@@ -62,8 +63,6 @@ static pid_t daemon_start(const struct options *o, const unsigned weight[TENANTS
 {
 	char model[512], chunk[16], spin[16], text[TENANTS][2][64];
 	const char *argv[32];
-	struct exl3_client *c = NULL;
-	struct exl3_model *m;
 	int n = 0;
 	pid_t pid;
 
@@ -94,40 +93,19 @@ static pid_t daemon_start(const struct options *o, const unsigned weight[TENANTS
 		fprintf(stderr, "fair: %s: %m\n", o->daemon);
 		_exit(127);
 	}
-	for (int i = 0; exl3_connect(o->socket, "fair", &c) < 0; i++) {
-		if (i == 300 || waitpid(pid, NULL, WNOHANG) == pid)
-			die("the daemon does not start: %s", exl3_last_error());
-		usleep(100000);
-	}
-	for (int i = 0; exl3_model_open(c, "bench", &m) < 0; i++) {
-		if (exl3_client_err()->code != -EAGAIN || i == 600)
-			die("%s: %s", o->model, exl3_last_error());
-		usleep(100000);
-	}
-	exl3_close(c);
+	bench_daemon_wait(pid, o->socket, true);
 	return pid;
-}
-
-static void daemon_stop(pid_t pid)
-{
-	kill(pid, SIGTERM);
-	waitpid(pid, NULL, 0);
 }
 
 /* Launches and their time since the worker started. */
 static void launches(const struct options *o, uint64_t *nr, uint64_t *ns)
 {
 	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
-	Exl3__Status body = EXL3__STATUS__INIT;
-	Exl3__Request req = EXL3__REQUEST__INIT;
 	struct exl3_client *c;
 
-	req.body_case = EXL3__REQUEST__BODY_STATUS;
-	req.status = &body;
-	if (exl3_connect(o->socket, "fair", &c) < 0 ||
-	    exl3_client_call(c, &req, EXL3__REPLY__BODY_STATUS, EXL3_CALL_TIMEOUT_NS, &reply, NULL,
-			     0) < 0)
-		die("status: %s", exl3_last_error());
+	if (exl3_connect(o->socket, "fair", &c) < 0)
+		die("connect: %s", exl3_last_error());
+	reply = bench_daemon_status(c);
 	*nr = reply->status->launches;
 	*ns = reply->status->launch_ns;
 	exl3_close(c);
@@ -334,7 +312,7 @@ static void shares(const struct options *o, struct bench_file *f, const unsigned
 	for (unsigned i = 0; i < CLIENTS_MAX; i++)
 		pids[i] = client_start(o, i, i / 2, o->rows / 16);
 	chunk = run(o, CLIENTS_MAX, pids, false);
-	daemon_stop(daemon);
+	bench_daemon_stop(daemon);
 	for (int t = 0; t < TENANTS; t++) {
 		rate[t] = (double)(shared->client[2 * t].rows + shared->client[2 * t + 1].rows) /
 			  o->seconds;
@@ -374,7 +352,7 @@ static void latency(const struct options *o, struct bench_file *f, bool beside)
 	if (beside)
 		pids[1] = client_start(o, 1, 1, o->rows);
 	chunk = run(o, beside ? 2 : 1, pids, beside);
-	daemon_stop(daemon);
+	bench_daemon_stop(daemon);
 	if (!me->samples)
 		die("not one request of the light tenant");
 	for (uint32_t i = 0; i < me->samples; i++)
@@ -405,7 +383,7 @@ static void flood_alone(const struct options *o, struct bench_file *f, unsigned 
 	memset(shared, 0, sizeof(*shared));
 	pid = client_start(&mine, 0, 0, o->rows);
 	chunk = run(&mine, 1, &pid, false);
-	daemon_stop(daemon);
+	bench_daemon_stop(daemon);
 	rate = (double)shared->client[0].rows / o->seconds;
 	bench_row(f, "%s,1,%.0f,,,,%.1f,", chunk_us ? "flood" : "flood-whole", rate, chunk);
 	printf("flood alone, chunk-us %u: %.0f rows/s, mean launch %.0f us\n", chunk_us, rate, chunk);

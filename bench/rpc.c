@@ -12,6 +12,7 @@
  * System calls are counted where they are made: by libexl3 in its channels, by the daemon in its loop.
  */
 #include "bench/bench.h"
+#include "bench/daemon.h"
 #include "bench/die.h"
 #include "client/internal.h"
 
@@ -104,7 +105,6 @@ static double eventfd_ping_pong(double seconds)
 static pid_t daemon_start(const struct options *o, const char *spin_us)
 {
 	char model[512];
-	struct exl3_client *c = NULL;
 	pid_t pid = fork();
 
 	if (pid < 0)
@@ -123,43 +123,8 @@ static pid_t daemon_start(const struct options *o, const char *spin_us)
 		fprintf(stderr, "rpc: %s: %m\n", o->daemon);
 		_exit(127);
 	}
-	for (int i = 0; exl3_connect(o->socket, "rpc", &c) < 0; i++) {
-		if (i == 300 || waitpid(pid, NULL, WNOHANG) == pid)
-			die("the daemon does not start: %s", exl3_last_error());
-		usleep(100000);
-	}
-	for (int i = 0; o->model; i++) {
-		struct exl3_model *m;
-		int e = exl3_model_open(c, "bench", &m);
-
-		if (e == 0)
-			break;
-		if (e != -EAGAIN || i == 600)
-			die("%s: %s", o->model, exl3_last_error());
-		usleep(100000);
-	}
-	exl3_close(c);
+	bench_daemon_wait(pid, o->socket, o->model != NULL);
 	return pid;
-}
-
-static void daemon_stop(pid_t pid)
-{
-	kill(pid, SIGTERM);
-	waitpid(pid, NULL, 0);
-}
-
-static uint64_t daemon_syscalls(struct exl3_client *c)
-{
-	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
-	Exl3__Status body = EXL3__STATUS__INIT;
-	Exl3__Request req = EXL3__REQUEST__INIT;
-
-	req.body_case = EXL3__REQUEST__BODY_STATUS;
-	req.status = &body;
-	if (exl3_client_call(c, &req, EXL3__REPLY__BODY_STATUS, EXL3_CALL_TIMEOUT_NS, &reply, NULL,
-			     0) < 0)
-		die("status: %s", exl3_last_error());
-	return reply->status->syscalls;
 }
 
 /* ---- client processes ---- */
@@ -300,10 +265,10 @@ static struct result measure(const struct options *o, unsigned nr, bool linear, 
 	spawn(o, nr, linear, spin_ns, pids);
 	if (exl3_connect(o->socket, "rpc", &c) < 0)
 		die("%s", exl3_last_error());
-	before = daemon_syscalls(c);
+	before = bench_daemon_syscalls(c);
 	__atomic_store_n(&shared->go, 1, __ATOMIC_RELEASE);
 	usleep((useconds_t)(o->seconds * 1e6));
-	after = daemon_syscalls(c);
+	after = bench_daemon_syscalls(c);
 	__atomic_store_n(&shared->stop, 1, __ATOMIC_RELEASE);
 	for (unsigned i = 0; i < nr; i++)
 		waitpid(pids[i], NULL, 0);
@@ -394,7 +359,7 @@ int main(int argc, char **argv)
 			spinning = r;
 		row(&f, "nop", counts[i], &r, r.us);
 	}
-	daemon_stop(pid);
+	bench_daemon_stop(pid);
 
 	/* The budgets that both sides have by default: computing needs the processors, too. */
 	if (o.model)
@@ -405,7 +370,7 @@ int main(int argc, char **argv)
 		row(&f, "direct", counts[i], &r, counts[i] == 1 ? r.us - r.exec_us : -1);
 	}
 	if (o.model)
-		daemon_stop(pid);
+		bench_daemon_stop(pid);
 
 	pid = daemon_start(&o, "0");
 	for (size_t i = 0; i < 3; i++) {
@@ -415,7 +380,7 @@ int main(int argc, char **argv)
 			asleep = r;
 		row(&f, "nop-asleep", counts[i], &r, r.us);
 	}
-	daemon_stop(pid);
+	bench_daemon_stop(pid);
 	bench_close(&f);
 	rmdir(o.dir);
 	printf("spinning p50 %.2f us (aim: at most 1); asleep %.2f times the eventfd ping-pong "

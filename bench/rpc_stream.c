@@ -15,6 +15,7 @@
  * take is in it. added_us is that less the same work inproc. System calls: libexl3's and the daemon's loop's.
  */
 #include "bench/bench.h"
+#include "bench/daemon.h"
 #include "bench/die.h"
 #include "bench/ckpt.h"
 #include "bench/rpc_stream/inproc.h"
@@ -68,10 +69,7 @@ static uint32_t get(const uint32_t *word)
 
 static pid_t daemon_start(const struct options *o, bool mps)
 {
-	struct exl3_client *c = NULL;
-	struct exl3_model *m;
 	pid_t pid = fork();
-	int e = -1;
 
 	if (pid < 0)
 		die("fork: %m");
@@ -84,30 +82,8 @@ static pid_t daemon_start(const struct options *o, bool mps)
 		fprintf(stderr, "rpc_stream: %s: %m\n", o->daemon);
 		_exit(127);
 	}
-	for (int i = 0; e < 0; i++) {
-		if (i == 300 || waitpid(pid, NULL, WNOHANG) == pid)
-			die("the daemon does not start: %s", exl3_last_error());
-		if (!c)
-			exl3_connect_flags(o->socket, "rpc_stream", EXL3_CONNECT_NO_ENV, &c);
-		e = c ? exl3_model_open(c, "bench", &m) : -1;
-		if (e < 0)
-			usleep(100000);
-	}
-	exl3_close(c);
+	bench_daemon_wait(pid, o->socket, true);
 	return pid;
-}
-
-static uint64_t daemon_syscalls(struct exl3_client *c)
-{
-	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
-	Exl3__Status body = EXL3__STATUS__INIT;
-	Exl3__Request req = EXL3__REQUEST__INIT;
-
-	req.body_case = EXL3__REQUEST__BODY_STATUS;
-	req.status = &body;
-	if (exl3_client_call(c, &req, EXL3__REPLY__BODY_STATUS, EXL3_CALL_TIMEOUT_NS, &reply, NULL, 0) < 0)
-		die("status: %s", exl3_last_error());
-	return reply->status->syscalls;
 }
 
 /* ---- client processes ---- */
@@ -322,14 +298,14 @@ static void measure(const struct options *o, struct bench_file *f, unsigned nr, 
 		uint64_t before;
 
 		fine = wait_for(&shared->ready, nr * (phase + 1), nr, 60);
-		before = daemon_syscalls(c);
+		before = bench_daemon_syscalls(c);
 		__atomic_store_n(&shared->go, phase + 1, __ATOMIC_SEQ_CST);
 		if (fine)
 			usleep((useconds_t)(o->seconds * 1e6));
 		__atomic_store_n(&shared->stop, phase + 1, __ATOMIC_SEQ_CST);
 		fine = fine && wait_for(&shared->done, nr * (phase + 1), nr, 30);
 		if (fine)
-			row(f, phase, nr, mps, (double)(daemon_syscalls(c) - before));
+			row(f, phase, nr, mps, (double)(bench_daemon_syscalls(c) - before));
 	}
 	for (unsigned i = 0; i < nr; i++) {
 		if (!fine)

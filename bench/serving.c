@@ -26,6 +26,7 @@
  */
 #include "bench/serving/serving.h"
 #include "bench/bench.h"
+#include "bench/daemon.h"
 #include "bench/die.h"
 #include "bench/ckpt.h"
 #include "client/exl3.h"
@@ -201,28 +202,6 @@ static void daemon_start(const struct serving_options *o, int mode, struct daemo
 	      "--mps", "off", (char *)NULL);
 	fprintf(stderr, "serving: %s: %m\n", o->daemon);
 	_exit(127);
-}
-
-static void daemon_wait(struct daemon *d)
-{
-	struct exl3_client *c = NULL;
-	struct exl3_model *m;
-
-	for (int i = 0; exl3_connect(d->socket, "serving", &c) < 0; i++) {
-		if (i == 300 || waitpid(d->pid, NULL, WNOHANG) == d->pid)
-			die("the daemon does not start: %s", exl3_last_error());
-		usleep(100000);
-	}
-	for (int i = 0;; i++) {
-		int e = exl3_model_open(c, "bench", &m);
-
-		if (e == 0)
-			break;
-		if (e != -EAGAIN || i == 600)
-			die("%s: %s", folder, exl3_last_error());
-		usleep(100000);
-	}
-	exl3_close(c);
 }
 
 /* ---- a cell ---- */
@@ -544,7 +523,7 @@ int main(int argc, char **argv)
 		o.sockets[i] = daemons[i].socket;
 	}
 	for (int i = 0; i < MODES; i++)
-		daemon_wait(&daemons[i]);
+		bench_daemon_wait(daemons[i].pid, daemons[i].socket, true);
 	serving_status(daemons[0].socket, &status);
 	for (unsigned i = 0; i < o.nr_clients; i++)
 		most = o.clients[i] > most ? o.clients[i] : most;
@@ -555,8 +534,7 @@ int main(int argc, char **argv)
 				measure(&o, o.clients[i], modes[k], &daemons[k], k);
 	end_all(most, pids);
 	for (int i = 0; i < MODES; i++) {
-		kill(daemons[i].pid, SIGTERM);
-		waitpid(daemons[i].pid, NULL, 0);
+		bench_daemon_stop(daemons[i].pid);
 	}
 	write_file(&o, argc, argv, status.device); /* what there is, if the rest should fail */
 	for (unsigned i = 0; i < o.nr_private; i++) {

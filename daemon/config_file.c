@@ -89,12 +89,52 @@ static int unknown(struct exl3_error *err, const char *kind, const char *dashes,
 			 near ? "?)" : "");
 }
 
+static int model_value(struct file_state *st, const char *of, const char *name, const char *value)
+{
+	struct exl3_config_model *model = exl3_config_model_get(st->cfg, of, st->err);
+	int rc = model ? exl3_config_model_set(model, name, value, st->err) : st->err->code;
+
+	if (rc == 0 && strcmp(name, "path") == 0)
+		rc = exl3_config_model_note(st->cfg, model, st->err);
+	return rc;
+}
+
+static int domain_value(struct file_state *st, const char *of, const char *name, const char *value)
+{
+	struct exl3_config_domain *domain = exl3_config_domain_get(st->cfg, of, st->err);
+
+	return domain ? exl3_config_domain_set(domain, name, value, st->err) : st->err->code;
+}
+
+static int tenant_value(struct file_state *st, const char *of, const char *name, const char *value)
+{
+	struct exl3_config_tenant *tenant = exl3_config_tenant_get(st->cfg, of, st->err);
+
+	return tenant ? exl3_config_tenant_set(tenant, name, value, st->err) : st->err->code;
+}
+
+/* A section that is more than a heading: sets st->code. False: this is none. */
+static bool in_section(struct file_state *st, const char *section, const char *name, const char *value)
+{
+	static const struct {
+		const char *word;
+		int (*set)(struct file_state *st, const char *of, const char *name, const char *value);
+	} kinds[] = {{"model ", model_value}, {"domain ", domain_value}, {"tenant ", tenant_value}};
+
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		size_t len = strlen(kinds[i].word);
+
+		if (strncmp(section, kinds[i].word, len) != 0)
+			continue;
+		st->code = kinds[i].set(st, section + len + strspn(section + len, " "), name, value);
+		return true;
+	}
+	return false;
+}
+
 static int ini_line(void *arg, const char *section, const char *name, const char *value)
 {
 	struct file_state *st = arg;
-	struct exl3_config_domain *domain;
-	struct exl3_config_tenant *tenant;
-	struct exl3_config_model *model;
 	const struct key *key;
 
 	if (st->code)
@@ -111,29 +151,8 @@ static int ini_line(void *arg, const char *section, const char *name, const char
 				     section);
 		return 0;
 	}
-	if (strncmp(section, "model ", 6) == 0) {
-		model = exl3_config_model_get(st->cfg, section + 6 + strspn(section + 6, " "),
-					      st->err);
-		st->code =
-			model ? exl3_config_model_set(model, name, value, st->err) : st->err->code;
-		if (st->code == 0 && strcmp(name, "path") == 0)
-			st->code = exl3_config_model_note(st->cfg, model, st->err);
+	if (in_section(st, section, name, value))
 		return st->code == 0;
-	}
-	if (strncmp(section, "domain ", 7) == 0) {
-		domain = exl3_config_domain_get(st->cfg, section + 7 + strspn(section + 7, " "),
-						st->err);
-		st->code = domain ? exl3_config_domain_set(domain, name, value, st->err)
-				  : st->err->code;
-		return st->code == 0;
-	}
-	if (strncmp(section, "tenant ", 7) == 0) {
-		tenant = exl3_config_tenant_get(st->cfg, section + 7 + strspn(section + 7, " "),
-						st->err);
-		st->code = tenant ? exl3_config_tenant_set(tenant, name, value, st->err)
-				  : st->err->code;
-		return st->code == 0;
-	}
 	key = exl3_config_find_key(name, strlen(name));
 	if (!key)
 		st->code = unknown(st->err, "key", "", name);

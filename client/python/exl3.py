@@ -306,21 +306,25 @@ class Tensor:
         _lib.exl3_tensor_close(C.byref(self._t))
 
 
+def _place(arena, dtype, shape):
+    """(code, NumPy's type, bytes, address, reference) of a new array in an arena. Error: it is full."""
+    code, size, kind = TYPES[dtype]
+    for d in shape:
+        size *= d
+    at = _lib.exl3_arena_alloc(arena._p, size)
+    if not at:
+        raise Error(12, f"the arena of {arena.size} bytes is full")
+    return code, kind, size, at, _lib.exl3_arena_ref(arena._p, at)
+
+
 class Array:
     """Part of an arena: what a request reads or writes. Indexing goes to the NumPy array (or memoryview)."""
 
     def __init__(self, arena, dtype, shape):
         self.arena, self.dtype, self.shape = arena, dtype, tuple(shape)
-        self.code, size, numpy_type = TYPES[dtype]
-        count = 1
-        for d in self.shape:
-            count *= d
-        at = _lib.exl3_arena_alloc(arena._p, count * size)
-        if not at:
-            raise Error(12, f"the arena of {arena.size} bytes is full")
-        self.ref = _lib.exl3_arena_ref(arena._p, at)
-        self.bytes = memoryview((C.c_ubyte * (count * size)).from_address(at)).cast("B")
-        self.data = numpy.frombuffer(self.bytes, numpy_type).reshape(self.shape) if numpy else self.bytes
+        self.code, kind, size, at, self.ref = _place(arena, dtype, self.shape)
+        self.bytes = memoryview((C.c_ubyte * size).from_address(at)).cast("B")
+        self.data = numpy.frombuffer(self.bytes, kind).reshape(self.shape) if numpy else self.bytes
 
     def __getitem__(self, i):
         return self.data[i]
@@ -378,14 +382,7 @@ class DeviceArray:
 
     def __init__(self, arena, dtype, shape):
         self.arena, self.dtype, self.shape = arena, dtype, tuple(shape)
-        self.code, size, kind = TYPES[dtype]
-        count = 1
-        for d in self.shape:
-            count *= d
-        at = _lib.exl3_arena_alloc(arena._p, count * size)
-        if not at:
-            raise Error(12, f"the arena of {arena.size} bytes is full")
-        self.ref = _lib.exl3_arena_ref(arena._p, at)
+        self.code, kind, _, at, self.ref = _place(arena, dtype, self.shape)
         # PyTorch knows no unsigned 16-bit integers.
         self.__cuda_array_interface__ = {"shape": self.shape, "typestr": kind.replace("<u2", "<i2"), "data": (at, False),
                                          "version": 3}
