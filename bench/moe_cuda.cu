@@ -2,8 +2,10 @@
 /*
  * moe_cuda.cu - times the routed block on a GPU: graph replays, cold weights, fresh routing each call.
  *
- * moe_cuda [--csv FILE] [--commit TEXT] [--quick] [--shape 0|1] [--tokens N,N..] [--workspace MiB] [--steps] [--variants]
- *   --steps: also with only the first launches; --variants: also every variant that supports a cell (printed, not in FILE)
+ * moe_cuda [--csv FILE] [--commit TEXT] [--quick] [--shape 0|1] [--tokens N,N..] [--workspace MiB] [--steps]
+ *          [--variants | --variant NAME]
+ *   --steps: also with only the first launches; --variants: also every variant that supports a cell, or the one (printed,
+ *   not in FILE)
  * Two shapes: 256 experts top-8 hidden 2048 inter 512, and 288 experts top-8 hidden 4096 inter 1536; 4 bits,
  * mcg. Layers rotate so that a weight read once is out of the L2 when it is read again. The bound counts
  * the touched experts' trellis at this run's own read rate.
@@ -152,7 +154,7 @@ static layer make_layer(const shape &s, int rate2, int cb, uint32_t seed)
 int main(int argc, char **argv)
 {
 	const char *csv = NULL, *commit = getenv("EXL3_COMMIT") ? getenv("EXL3_COMMIT") : "unknown";
-	const char *tokens = NULL;
+	const char *tokens = NULL, *one = NULL;
 	size_t ws_bytes = (size_t)3 << 30;
 	bool quick = false, variants = false;
 	int steps = 0, only = -1;
@@ -168,6 +170,8 @@ int main(int argc, char **argv)
 			steps = 4;
 		else if (!strcmp(argv[i], "--variants"))
 			variants = true;
+		else if (!strcmp(argv[i], "--variant") && i + 1 < argc)
+			variants = true, one = argv[++i];
 		else if (!strcmp(argv[i], "--shape") && i + 1 < argc)
 			only = atoi(argv[++i]);
 		else if (!strcmp(argv[i], "--tokens") && i + 1 < argc)
@@ -304,6 +308,8 @@ int main(int argc, char **argv)
 			const double bound = std::max(bytes / rate, flops / 800e12) * 1e6;
 
 			for (variant = 0; variant < (variants ? EXL3_CUDA_MOE_VARIANTS_NR : 1); variant++) {
+				if (variant && one && strcmp(one, exl3_cuda_moe_variants[variant].name))
+					continue;
 				/* Outside of the capture: sets the kernels' attributes. */
 				if (!enqueue(0))
 					continue;

@@ -4,7 +4,8 @@
  *
  * Random experts of every bitrate and codebook (also mixed in one layer), sizes off the block edges,
  * holes, garbage ids, repeated ids, all activations, merged entries, a small workspace (chunks), NaN
- * tokens, canaries around y; with every variant that supports a case. --quick: fewer cases, --tiny: a handful; last, --four: 4 bits only. Last line: "N passed, N failed".
+ * tokens, canaries around y; with every variant that supports a case. --quick: fewer cases, --tiny: a handful;
+ * --variant NAME: only that one (and the default); last, --four: 4 bits only. Last line: "N passed, N failed".
  */
 #include "kernels/cuda/moe.h"
 #include "kernels/format.h"
@@ -253,6 +254,7 @@ static char *g_ws;
 static int g_cc; /* compute capability */
 static size_t g_ws_bytes = (size_t)256 << 20;
 static double g_worst;
+static const char *g_variant; /* or NULL: all */
 static int g_runs[EXL3_CUDA_MOE_VARIANTS_NR]; /* cases of each variant */
 
 /* Runs the requests as one launch of @variant and compares each with the oracle; true where it does not support them. */
@@ -383,7 +385,8 @@ static bool run_case(layer &l, uint32_t hidden, std::vector<request> &reqs, uint
 	bool ok = true;
 
 	for (unsigned v = 0; exl3_cuda_moe_variants[v].name; v++)
-		ok &= run_variant(v, l, hidden, reqs, act, limit, scale, ws_bytes, what);
+		if (!v || !g_variant || !strcmp(g_variant, exl3_cuda_moe_variants[v].name))
+			ok &= run_variant(v, l, hidden, reqs, act, limit, scale, ws_bytes, what);
 	return ok;
 }
 
@@ -397,6 +400,9 @@ int main(int argc, char **argv)
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	g_four = argc > 1 && !strcmp(argv[argc - 1], "--four");
+	for (int i = 1; i + 1 < argc; i++)
+		if (!strcmp(argv[i], "--variant"))
+			g_variant = argv[i + 1];
 	char what[128];
 
 	int major, minor;

@@ -59,6 +59,38 @@ static thread *now;
 static unsigned block_arrived, block_phase;
 static dim3 block_index, block_dim, grid_dim;
 static bool eager;
+
+struct bulk {
+	char *dst;
+	const void *src;
+	uint32_t bytes;
+};
+
+struct barrier {
+	uint32_t count, arrived, phase;
+	int64_t bytes; /* still to come */
+	std::vector<bulk> open;
+};
+
+static std::map<uint32_t, barrier> barriers;
+
+static void complete(barrier &b)
+{
+	if (b.arrived == b.count && b.bytes == 0) {
+		b.arrived = 0;
+		b.phase++;
+	}
+}
+
+static void land(barrier &b)
+{
+	for (const bulk &c : b.open) {
+		memcpy(c.dst, c.src, c.bytes);
+		b.bytes -= c.bytes;
+	}
+	b.open.clear();
+	complete(b);
+}
 } /* namespace emu */
 
 /* What the kernels call their dynamic shared memory. */
@@ -366,50 +398,53 @@ template <int N> static inline void cp_async_wait()
 	}
 }
 
-#ifndef EXL3_EMULATE_BARRIERS /* emulate_many.h has those with several arrivals */
-/* Barriers of bulk copies: one arrival, which says how many bytes; these come when somebody waits. */
-struct bulk {
-	uint32_t dst, bytes;
-	const void *src;
-};
-static std::map<uint32_t, std::vector<bulk>> bulks;
-static std::map<uint32_t, uint32_t> bulk_phase, bulk_expected;
-
-static inline void mbar_init(uint32_t bar, uint32_t)
+/* A bulk copy lands when somebody waits for its mbarrier, or at once with emu::eager. */
+static inline void mbar_init(uint32_t bar, uint32_t count)
 {
-	bulks[bar].clear();
-	bulk_phase[bar] = bulk_expected[bar] = 0;
+	emu::barriers[bar] = {count, 0, 0, 0, {}};
 }
+
 static inline void mbar_init_fence()
 {
 }
+
+static inline void mbar_arrive(uint32_t bar)
+{
+	emu::barrier &b = emu::barriers[bar];
+
+	b.arrived++;
+	emu::complete(b);
+}
+
 static inline void mbar_expect(uint32_t bar, uint32_t bytes)
 {
-	bulk_expected[bar] += bytes;
+	emu::barriers[bar].bytes += bytes;
+	mbar_arrive(bar);
 }
+
 static inline void bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
 {
-	bulks[bar].push_back({dst, bytes, src});
-}
-static inline void mbar_wait(uint32_t bar, uint32_t phase)
-{
-	while ((bulk_phase[bar] & 1) == phase) {
-		uint32_t bytes = 0;
+	emu::barrier &b = emu::barriers[bar];
 
-		for (const bulk &b : bulks[bar])
-			bytes += b.bytes;
-		if (!bytes || bytes != bulk_expected[bar]) {
+	if (dst % 16 || (uintptr_t)src % 16 || bytes % 16) {
+		printf("a bulk copy off its alignment\n");
+		exit(1);
+	}
+	b.open.push_back({emu::shared + dst, src, bytes});
+	if (emu::eager)
+		emu::land(b);
+}
+
+static inline void mbar_wait(uint32_t bar, uint32_t parity)
+{
+	emu::barrier &b = emu::barriers[bar];
+
+	while ((b.phase & 1) == parity) {
+		emu::land(b);
+		if ((b.phase & 1) == parity)
 			emu::yield();
-			continue;
-		}
-		for (const bulk &b : bulks[bar])
-			memcpy(emu::shared + b.dst, b.src, b.bytes);
-		bulks[bar].clear();
-		bulk_expected[bar] = 0;
-		bulk_phase[bar]++;
 	}
 }
-#endif
 
 static inline void team_sync(uint32_t id, int threads)
 {
