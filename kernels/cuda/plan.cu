@@ -79,7 +79,8 @@ int exl3_emulate_step(const struct exl3::plan_step *s, cudaStream_t stream);
 #define launch_step exl3_emulate_step
 #define plan_step_kernel NULL
 #else
-__global__ static void __launch_bounds__(32) plan_step_kernel(const __grid_constant__ struct exl3::plan_step s)
+/* 32 registers: then it fits on an SM beside 384 threads of 168 (MLA, whose clusters of 16 need all SMs of a GPC). */
+__global__ static void __maxnreg__(32) plan_step_kernel(const __grid_constant__ struct exl3::plan_step s)
 {
 	exl3::plan_run_step(&s);
 }
