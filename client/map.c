@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #define LIBRARY    "libexl3-mapped.so"
 #define SLOT_MASK  0xffffu /* of a module's or geometry's number */
@@ -117,7 +118,10 @@ static void let_go(struct exl3_maps *maps, struct exl3_mapping *m)
 		exl3_map_cuda_wait(m->gpu);
 	m->model = m->model ? maps->ops->model_close(m->model) : NULL;
 	m->page = exl3_segment_free(m->page);
-	exl3_closep(&m->sock); /* by this the daemon knows */
+	/* By this the daemon knows. A close alone would wait for the watcher, which may be polling it. */
+	if (m->sock >= 0)
+		shutdown(m->sock, SHUT_RDWR);
+	exl3_closep(&m->sock);
 }
 
 static void mapping_free(struct exl3_maps *maps, struct exl3_mapping *m)
@@ -137,6 +141,11 @@ void exl3_maps_free(struct exl3_client *c)
 		return;
 	while ((m = maps->list)) {
 		maps->list = m->next;
+		if (exl3_client_forked(c)) {
+			/* The parent's socket goes on, and the device's threads do not exist here: only our copies go. */
+			exl3_closep(&m->sock);
+			m->model = NULL;
+		}
 		mapping_free(maps, m);
 	}
 	free(maps->handles);
@@ -495,6 +504,8 @@ static int map_model(struct exl3_client *c, struct exl3_model *model)
 	if (e < 0)
 		return e;
 	pthread_mutex_lock(&maps->lock);
+	if (model->mapping && revoked(model->mapping)) /* the daemon may have changed its mind since */
+		put_mapping(maps, &model->mapping);
 	m = model->mapping ? model->mapping : find_mapping(maps, model->name, model->fingerprint);
 	if (m && !model->mapping) {
 		m->refs++;
