@@ -99,7 +99,7 @@ static const struct verb {
 	{"events", "", 0, 0, G_JSON, ctl_events, "what happened to the fault domains, and why"},
 	{"tenants", "", 0, 0, G_JSON, ctl_tenants, "tenants: limits, what they hold and have done"},
 	{"top", "", 0, 0, G_TOP, ctl_top, "rates by model, tenant and client"},
-	{"kernels", "", 0, 0, G_JSON | G_DEVICE, ctl_kernels, "kernels for run --kernel"},
+	{"kernels", "", 0, 0, G_JSON | G_DEVICE, ctl_kernels, "kernels for run --kernel, also those that this device cannot run"},
 	{"run",
 	 "linear MODEL MODULE X.npy -o Y.npy\n"
 	 "mlp MODEL PREFIX X.npy -o Y.npy\n"

@@ -54,6 +54,12 @@ def test_every_file_says_its_licence_and_its_job(env):
     check(seen > 300, f"only {seen} files were found")
 
 
+def test_no_control_characters(env):
+    for path, text in ours(LICENSED + (".md",)):
+        odd = re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text)
+        check(not odd, f"{path} has the control character {odd and odd[0]!r} in {odd and text[max(0, odd.start() - 30):odd.end()]!r}")
+
+
 def test_includes_point_one_way(env):
     for path, text in ours((".c", ".h", ".cu", ".cuh")):
         allowed = MAY_INCLUDE.get(path.split("/", maxsplit=1)[0])
