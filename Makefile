@@ -273,6 +273,7 @@ $(BUILD)/tests/gpu/host_%: tests/gpu/host_%.cc $(wildcard kernels/cuda/*.cuh ker
 		-DEXL3_EMULATE -I. -isystem $(CUDA_INC) $(HOST_FLAGS) -o $@ $< $(filter %.o,$^) -lpthread
 $(BUILD)/tests/gpu/host_plans: kernels/cuda/plan.cu $(CUDA_HOST_OBJ)
 $(BUILD)/tests/gpu/host_plans: HOST_FLAGS := $(SANFLAGS)
+$(BUILD)/tests/gpu/host_gpu: client/cuda/gpu.cu client/cuda/exl3_gpu.h
 
 # ---- goals -----------------------------------------------------------------------------------
 deps: ## install the Debian packages that are missing (root or sudo), or say which

@@ -25,11 +25,23 @@ struct exl3_gpu {
 	uint32_t *dev;                /* owned: [0] failed, then the calls' epochs */
 };
 
+#ifdef EXL3_EMULATE /* tests/gpu/host_gpu.cc: this file on the host */
+int exl3_emulate_signal_wait(const struct exl3_device_call *c, void *stream);
+#define launch      exl3_emulate_signal_wait
+#define signal_wait NULL
+#else
 __global__ static void __launch_bounds__(32) signal_wait(const __grid_constant__ struct exl3_device_call c)
 {
 	exl3_device_signal(&c);
 	(void)exl3_device_wait(&c);
 }
+
+static int launch(const struct exl3_device_call *c, void *stream)
+{
+	signal_wait<<<1, 1, 0, (cudaStream_t)stream>>>(*c);
+	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
+}
+#endif
 
 static size_t dev_bytes(const struct exl3_gpu *g)
 {
@@ -58,10 +70,7 @@ extern "C" int exl3_gpu_enqueue(struct exl3_gpu *g, uint32_t call, void *stream)
 	struct exl3_device_call c;
 	int ret = exl3_gpu_call(g, call, &c);
 
-	if (ret)
-		return ret;
-	signal_wait<<<1, 1, 0, (cudaStream_t)stream>>>(c);
-	return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
+	return ret ? ret : launch(&c, stream);
 }
 
 /* A copy of its own stream, which no capture of another stream takes part in. */
