@@ -23,8 +23,8 @@
 #ifndef EXL3_CUDA_GEMM_CUH
 #define EXL3_CUDA_GEMM_CUH
 
+#include "kernels/cuda/gemm_ptx.cuh"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/ptx.cuh"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -191,26 +191,6 @@ static __device__ __forceinline__ gemm_ahead gemm_look_ahead(const gemm_args &a,
 	if (thread < TN)
 		h.row = a.row_scale[(sh.image * a.m_tiles + mt) * TN + thread];
 	return h;
-}
-
-/* Named barrier 1: all threads that hold accumulators. */
-template <int THREADS> static __device__ __forceinline__ void epilogue_sync()
-{
-	asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
-}
-
-/* Counts up: what was written before is seen by who reads the count with load_acquire(). */
-static __device__ __forceinline__ void add_release(uint32_t *p)
-{
-	asm volatile("red.add.release.gpu.global.u32 [%0], 1;" ::"l"(p) : "memory");
-}
-
-static __device__ __forceinline__ uint32_t load_acquire(const uint32_t *p)
-{
-	uint32_t v;
-
-	asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-	return v;
 }
 
 /* 16-byte units of a token are permuted so that both the writes by fragment and the reads by row use all banks. */

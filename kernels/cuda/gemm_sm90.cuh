@@ -26,7 +26,6 @@
 #include "kernels/cuda/gemm_decode.cuh"
 #include "kernels/cuda/gemm_turns.cuh"
 #include "kernels/cuda/gemm_variants.h"
-#include "kernels/cuda/wgmma.cuh"
 
 namespace exl3
 {
@@ -56,16 +55,6 @@ template <int RATE2, int TN, int WK, int BLOCKS> struct gemm_shape {
 	static_assert(STAGES >= 3, "too little shared memory for a pipeline");
 	static_assert(TN * 128 % 1024 == 0, "a wgmma operand begins at a multiple of 1024 bytes");
 };
-
-/* One lane of a converged warp, always the same; the compiler knows that it is only one. */
-static __device__ __forceinline__ bool elect_one()
-{
-	uint32_t p;
-
-	asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }"
-		     : "=r"(p));
-	return p;
-}
 
 /* One thread. Addresses are the same for all lanes, so copies issue from uniform registers back to back. */
 template <class S>
@@ -129,7 +118,7 @@ template <int RATE2, int CB, int TN, int WK, int BLOCKS, int GROUP, int LOOP = L
 __global__ void __launch_bounds__((gemm_shape<RATE2, TN, WK, BLOCKS>::THREADS), BLOCKS)
 	gemm_sm90(const __grid_constant__ gemm_args a)
 {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(EXL3_EMULATE) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 	using S = gemm_shape<RATE2, TN, WK, BLOCKS>;
 	extern __shared__ __align__(1024) uint8_t stages[];
 	gemm_epilogue<TN> &e = *(gemm_epilogue<TN> *)(stages + S::STAGES * S::STAGE);
@@ -150,12 +139,12 @@ __global__ void __launch_bounds__((gemm_shape<RATE2, TN, WK, BLOCKS>::THREADS), 
 	__syncthreads();
 
 	if (warp >= S::CONSUMERS) {
-		asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::REGS_PRODUCER));
+		registers_less<S::REGS_PRODUCER>();
 		if (warp == S::CONSUMERS && elect_one())
 			gemm_produce<S>(a, smem_addr(stages), full, empty);
 		return;
 	}
-	asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::REGS_CONSUMER));
+	registers_more<S::REGS_CONSUMER>();
 
 	const int slice = warp & 7, kh = warp >> 3;
 	/* This warp's tile and B operand in stage 0; all else is an offset to them. */

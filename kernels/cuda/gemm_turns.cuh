@@ -15,8 +15,8 @@
 #ifndef EXL3_CUDA_GEMM_TURNS_CUH
 #define EXL3_CUDA_GEMM_TURNS_CUH
 
+#include "kernels/cuda/gemm_ptx.cuh"
 #include "kernels/cuda/trellis.cuh"
-#include "kernels/cuda/wgmma.cuh"
 
 namespace exl3
 {

@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <deque>
 #include <functional>
+#include <math.h>
 #include <map>
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,6 +100,10 @@ namespace exl3
 alignas(1024) char gemv_smem[256 * 1024];
 }
 #define unpack_smem gemv_smem
+namespace exl3
+{
+extern uint8_t stages[] __asm__("_ZN4exl39gemv_smemE"); /* the same memory, as gemm_sm90.cuh declares it */
+}
 
 namespace emu
 {
@@ -253,6 +258,23 @@ template <class T> static T __shfl_xor_sync(unsigned, T v, int mask)
 template <class T> static T __shfl_sync(unsigned, T v, int from)
 {
 	return shuffle(v, (unsigned)from);
+}
+
+template <class T> static T __ldcg(const T *p)
+{
+	return *p;
+}
+template <class T> static void __stcg(T *p, T v)
+{
+	*p = v;
+}
+
+static inline uint32_t atomicAdd(uint32_t *p, uint32_t v)
+{
+	const uint32_t old = *p;
+
+	*p = old + v;
+	return old;
 }
 
 static inline uint32_t atomicMax(uint32_t *p, uint32_t v)
@@ -444,6 +466,29 @@ static inline void mbar_wait(uint32_t bar, uint32_t parity)
 		if ((b.phase & 1) == parity)
 			emu::yield();
 	}
+}
+
+static inline bool elect_one()
+{
+	return emu::lane() == 0;
+}
+template <int REGS> static inline void registers_less()
+{
+}
+template <int REGS> static inline void registers_more()
+{
+}
+template <int THREADS> static inline void epilogue_sync()
+{
+	emu::meet_team(1, THREADS);
+}
+static inline void add_release(uint32_t *p)
+{
+	++*p;
+}
+static inline uint32_t load_acquire(const uint32_t *p)
+{
+	return *p;
 }
 
 static inline void team_sync(uint32_t id, int threads)

@@ -25,14 +25,6 @@ static inline bool __any_sync(unsigned, bool v)
 	return any;
 }
 
-static inline uint32_t atomicAdd(uint32_t *p, uint32_t v)
-{
-	const uint32_t old = *p;
-
-	*p = old + v;
-	return old;
-}
-
 static inline unsigned long long atomicAdd_system(unsigned long long *p, unsigned long long v)
 {
 	const unsigned long long old = *p;
@@ -41,15 +33,4 @@ static inline unsigned long long atomicAdd_system(unsigned long long *p, unsigne
 	return old;
 }
 
-namespace exl3
-{
-
-template <int REGS> static inline void registers_more()
-{
-}
-template <int REGS> static inline void registers_less()
-{
-}
-
-} /* namespace exl3 */
 #endif
