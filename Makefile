@@ -15,6 +15,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
 TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
 SYSCONFDIR  ?= /etc
+DOCDIR       = $(PREFIX)/share/doc/exl3-daemon
 
 CC     ?= gcc
 CLANG  ?= clang
@@ -386,12 +387,26 @@ install: all ## honours DESTDIR, PREFIX, LIBDIR, UNITDIR; SYSCONFDIR as given to
 		sed -e 's|@PREFIX@|$(PREFIX)|g' $$u > $(DESTDIR)$(UNITDIR)/$${u##*/}; done
 	for f in systemd/*sysusers*.conf; do [ ! -e $$f ] || install -m 644 $$f $(DESTDIR)$(SYSUSERSDIR)/exl3-daemon.conf; done
 	for f in systemd/*tmpfiles*.conf; do [ ! -e $$f ] || install -m 644 $$f $(DESTDIR)$(TMPFILESDIR)/exl3-daemon.conf; done
-	install -D -m 644 systemd/preserve.conf $(DESTDIR)$(PREFIX)/share/doc/exl3-daemon/preserve.conf
+	install -d $(DESTDIR)$(DOCDIR)/docs $(DESTDIR)$(DOCDIR)/examples
+	install -m 644 systemd/preserve.conf README.md $(DESTDIR)$(DOCDIR)/
+	install -m 644 docs/*.md $(DESTDIR)$(DOCDIR)/docs/
+	install -m 644 client/examples/*.[ch] $(DESTDIR)$(DOCDIR)/examples/
 	install -d $(DESTDIR)$(SYSCONFDIR)/exl3-daemon
 	install -m 644 systemd/exl3-daemon.conf.example $(DESTDIR)$(SYSCONFDIR)/exl3-daemon/
 	for m in client/man/*.[1358]; do \
 		[ ! -e $$m ] || install -m 644 $$m $(DESTDIR)$(PREFIX)/share/man/man$${m##*.}/; done
 .PHONY: install
+
+uninstall: ## remove what install has put there, with the same variables; /etc/exl3-daemon stays
+	rm -f $(addprefix $(DESTDIR),$(PREFIX)/sbin/exl3-daemon $(PREFIX)/bin/exl3ctl $(LIBDIR)/libexl3.a $(LIBDIR)/libexl3-mapped.so \
+		$(foreach l,libexl3 libexl3-gpu,$(LIBDIR)/$l.so $(LIBDIR)/$l.so.0 $(LIBDIR)/$l.so.$(VERSION)) \
+		$(LIBDIR)/pkgconfig/exl3.pc $(LIBDIR)/pkgconfig/exl3-gpu.pc \
+		$(addprefix $(PREFIX)/include/,exl3.h exl3_gpu.h exl3_device.cuh) \
+		$(PREFIX)/share/bash-completion/completions/exl3ctl $(SYSUSERSDIR)/exl3-daemon.conf $(TMPFILESDIR)/exl3-daemon.conf \
+		$(patsubst systemd/%,$(UNITDIR)/%,$(wildcard systemd/*.service systemd/*.socket)) \
+		$(foreach m,$(wildcard client/man/*.[1358]),$(PREFIX)/share/man/man$(subst .,,$(suffix $m))/$(notdir $m)))
+	rm -rf $(addprefix $(DESTDIR)$(PREFIX)/,lib/exl3-daemon share/exl3 share/doc/exl3-daemon)
+.PHONY: uninstall
 
 format: ## clang-format on everything that is ours
 	$(Q)git ls-files '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
@@ -403,7 +418,8 @@ clean: ## remove the build folders
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
-	@echo "  knobs: SAN=address,undefined | SAN=thread, BUILD=DIR, CUDA_ARCHS='90a 80', WERROR=0, V=1, DESTDIR=, PREFIX="
+	@echo "  knobs: SAN=address,undefined | SAN=thread, BUILD=DIR, CC=, CFLAGS=, NVCC=, CUDA_ARCHS='90a 80', PYTHON=, WERROR=0, V=1;"
+	@echo "         for install: DESTDIR= PREFIX= LIBDIR= UNITDIR= SYSUSERSDIR= TMPFILESDIR= SYSCONFDIR="
 .PHONY: help
 
 -include $(shell find $(BUILD) -name '*.d' -type f 2>/dev/null)

@@ -46,3 +46,8 @@ for f in bin/exl3ctl sbin/exl3-daemon lib/libexl3.so.0 lib/pkgconfig/exl3.pc lib
 	share/bash-completion/completions/exl3ctl share/exl3/exl3.py share/exl3/exl3_torch.py; do
 	[ -e "$root/$f" ] || { echo "not installed: $f" >&2; exit 1; }
 done
+# What goes again leaves the configuration, and nothing else.
+cp -a "${root%/usr/local}" "$dir/root"
+"${MAKE:-make}" --no-print-directory -C "$tree" uninstall DESTDIR="$dir/root" >/dev/null
+left=$(cd "$dir/root" && find . ! -type d)
+[ "$left" = ./etc/exl3-daemon/exl3-daemon.conf.example ] || { echo "left by uninstall: $left" >&2; exit 1; }
