@@ -301,7 +301,7 @@ static int read_flags(int argc, char *const argv[], struct exl3_config *cfg, con
 		if (strcmp(argv[i], "-h") == 0)
 			name = "help";
 		else if (strncmp(argv[i], "--", 2) != 0)
-			return exl3_errf(err, -EINVAL, "'%s': flags begin with --, see --help",
+			return exl3_errf(err, -EINVAL, "'%s': flags begin with --; see exl3-daemon --help",
 					 argv[i]);
 		eq = strchr(name, '=');
 		len = eq ? (size_t)(eq - name) : strlen(name);
@@ -317,7 +317,7 @@ static int read_flags(int argc, char *const argv[], struct exl3_config *cfg, con
 			   (memcmp(name, "config", 6) == 0 || memcmp(name, "worker", 6) == 0)) {
 			value = flag_value(argc, argv, &i, eq, false);
 			if (!value)
-				return exl3_errf(err, -EINVAL, "--%.6s: value missing", name);
+				return exl3_errf(err, -EINVAL, "--%.6s: value missing; see exl3-daemon --help", name);
 			if (name[0] == 'c')
 				*file = value;
 			else
@@ -328,7 +328,7 @@ static int read_flags(int argc, char *const argv[], struct exl3_config *cfg, con
 				return unknown_flag(err, name, len);
 			value = flag_value(argc, argv, &i, eq, key->type == KEY_BOOL);
 			if (!value)
-				return exl3_errf(err, -EINVAL, "--%s: value missing", key->name);
+				return exl3_errf(err, -EINVAL, "--%s: value missing; see exl3-daemon --help", key->name);
 			rc = 0;
 			if (cfg) {
 				cfg->reading = "--model";
