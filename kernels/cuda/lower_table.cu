@@ -60,11 +60,20 @@ struct part {
 	struct exl3_cuda_row rows[PART_ROWS];
 };
 
+#ifdef EXL3_EMULATE /* tests/gpu/host_table.cc: this file on the host */
+void write_part(const part &a, struct exl3_cuda_row *to, uint32_t nr, cudaStream_t stream);
+#else
 __global__ void table_kernel(const __grid_constant__ part a, struct exl3_cuda_row *to, uint32_t nr)
 {
 	if (threadIdx.x < nr)
 		to[threadIdx.x] = a.rows[threadIdx.x];
 }
+
+void write_part(const part &a, struct exl3_cuda_row *to, uint32_t nr, cudaStream_t stream)
+{
+	table_kernel<<<1, PART_ROWS, 0, stream>>>(a, to, nr);
+}
+#endif
 
 } /* namespace */
 
@@ -89,7 +98,7 @@ static int write_table(struct exl3_cuda_place *p, const struct exl3_work *work)
 			nr += rows.m;
 			if (nr < PART_ROWS && (rows.m < left || i + 1 < work->nr_rows))
 				continue;
-			table_kernel<<<1, PART_ROWS, 0, p->stream>>>(a, p->table + done, nr);
+			write_part(a, p->table + done, nr, p->stream);
 			done += nr;
 			nr = 0;
 		}

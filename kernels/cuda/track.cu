@@ -109,13 +109,13 @@ int exl3_cuda_track_new(struct exl3_dev *dev, const struct exl3_track_options *o
 {
 	const size_t table = EXL3_CUDA_TABLE_ROWS * sizeof(struct exl3_cuda_row);
 	struct exl3_track *t = (struct exl3_track *)calloc(1, sizeof(*t));
-	const int before = enter(dev);
-	int code;
+	cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+	int before, code;
 
-	if (!t) {
-		leave(dev, before);
+	if (!t)
 		return exl3_errf(err, -ENOMEM, "track: out of memory");
-	}
+	before = enter(dev);
+	cudaThreadExchangeStreamCaptureMode(&mode); /* another thread of the program may be capturing */
 	t->place.dev = dev;
 	t->place.deterministic = opt->deterministic || dev->place.deterministic;
 	t->place.ws_bytes = opt->workspace_bytes ? opt->workspace_bytes : WS_DEFAULT;
@@ -137,6 +137,7 @@ int exl3_cuda_track_new(struct exl3_dev *dev, const struct exl3_track_options *o
 		release(t);
 	else
 		*ret = t;
+	cudaThreadExchangeStreamCaptureMode(&mode);
 	leave(dev, before);
 	return code;
 }
