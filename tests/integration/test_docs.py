@@ -128,7 +128,9 @@ def test_every_verb_is_in_the_manual(env):
 def test_every_function_is_in_the_manual(env):
     page, exported = read("client/man/exl3.3"), re.findall(r"^\t(exl3_\w+);", read("client/libexl3.map"), re.M)
     check(len(exported) > 30, f"exported: {exported}")
-    for name in exported:
+    gpu = re.findall(r"^EXL3_GPU_API [^;(]*?\b(exl3_gpu_\w+)\(", read("client/cuda/exl3_gpu.h"), re.M)
+    check(len(gpu) > 5, f"of libexl3-gpu: {gpu}")
+    for name in exported + gpu:
         check(re.search(rf"\b{name} \(\)", page), f"exl3.3 does not mention {name}")
 
 
