@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python_torch.py SOCKET FOLDER - client/python/exl3_torch.py on CPU tensors; FOLDER: tiny-llama. Status 77: no PyTorch."""
+"""python_torch.py SOCKET FOLDER [cuda] - client/python/exl3_torch.py on CPU tensors, or on CUDA tensors too; FOLDER:
+tiny-llama. Status 77: no PyTorch."""
 import importlib.util
 import json
 import os
@@ -65,6 +66,45 @@ def modules(client):
     assert "has a bias" in refused(ValueError, lambda: exl3_torch.replace_linear(network, client.model("layers")))
 
 
+def on_the_gpu(client):
+    """The same layer on tensors of the GPU: any memory, memory that the daemon knows, two streams, more rows than room."""
+    module = client.model("layers").module("k4.mul1")
+    layer = exl3_torch.Linear(module)
+    torch.manual_seed(2)
+    x = torch.randn(3, 5, module.k)
+    want = layer(x)
+
+    def near_gpu(got, what, worst=1e-4, expected=want):
+        torch.cuda.synchronize()
+        exl3_torch.check(client)
+        off = ((got.float().cpu() - expected).abs() / (expected.abs() + 1)).max().item()
+        assert off < worst, f"{what}: off by {off}"
+    near_gpu(layer(x.cuda()), "f32")
+    near_gpu(layer(x.cuda().half()), "f16", 4e-3)
+    near_gpu(layer(x.cuda().bfloat16()), "bf16", 4e-2)
+    near_gpu(layer(x.cuda().transpose(0, 1)).transpose(0, 1), "not contiguous")
+    # More room than before, while what came before may still run.
+    many = x[0, :1].expand(exl3_torch.ROWS + 7, -1)
+    near_gpu(layer(many.cuda()), "more rows than one request has", expected=want[0, :1].expand(len(many), -1))
+    # In the order of its stream: made by a kernel before it, read by one behind it.
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        y = layer(x.cuda() * 2) / 2
+    near_gpu(y, "a stream of its own")
+    # Memory that the daemon knows is read where it lies.
+    arena = client.device_arena(1 << 20)
+    known = torch.as_tensor(arena.array("f4", (15, module.k)), device="cuda")
+    known.copy_(x.view(15, module.k))
+    torch.cuda.synchronize()
+    near_gpu(layer(known).view(3, 5, module.n), "memory that the daemon knows")
+    # A call that fails is told about later, and the stream goes on.
+    channel = exl3_torch._Lanes.of(client).streams[torch.cuda.current_stream().cuda_stream].channel
+    channel.nop(stream=torch.cuda.current_stream().cuda_stream, timeout_ns=1)
+    torch.cuda.synchronize()
+    refused(exl3.Error, lambda: exl3_torch.check(client))
+    near_gpu(layer(x.cuda()), "after a failure")
+
+
 def whole_model(client, folder):
     with open(os.path.join(folder, "reference.json")) as f:
         reference = json.load(f)["logits"]
@@ -81,7 +121,11 @@ def whole_model(client, folder):
 
 def main():
     with exl3.Client(sys.argv[1], "python_torch") as client:
+        if "cuda" in sys.argv[3:]:
+            client.mps()
         modules(client)
+        if "cuda" in sys.argv[3:]:
+            on_the_gpu(client)
         if importlib.util.find_spec("transformers"):
             whole_model(client, sys.argv[2])
         else:

@@ -8,6 +8,7 @@ import sys
 import time
 
 from harness import HERE, WAIT, Skipped, check, equal, wait_for
+from test_python import python
 
 MODEL, MODULE = "layers", "k4.mul1"
 
@@ -102,6 +103,17 @@ def test_pytorch(env):
     equal((rc, out.strip()), (0, "ok"), f"python_gpu.py ({err.strip()[-500:]})")
     all_back(d, "PyTorch")
     fds_back(d, before, "PyTorch")
+
+
+def test_pytorch_modules(env):
+    """exl3_torch.py on tensors of the GPU, after the same on those of the CPU."""
+    need_gpu(env)
+    d = env.daemon((f"layers={env.model('layers')}", f"tiny-llama={env.model('tiny-llama')}"))
+    rc, out, err = python(env, "python_torch.py", d.sock, env.model("tiny-llama"), "cuda")
+    if rc == 77:
+        raise Skipped(out.strip())
+    equal((rc, out.strip().split("\n")[-1]), (0, "ok"), f"python_torch.py ({err.strip()[-800:]})")
+    all_back(d, "modules of PyTorch")
 
 
 def test_own_weights_are_no_buffer(env):
