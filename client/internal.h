@@ -141,6 +141,7 @@ struct exl3_arena {
 	char *base;               /* REGISTERED: the program's memory, borrowed */
 	size_t bytes;
 	exl3_cu_ptr gpu_base;     /* HOST: where GPUs find it in mapped mode, 0: not yet asked for; under maps->lock */
+	int gpu;                  /* through which it was made known */
 	size_t used; /* atomic; exl3_arena_alloc() */
 };
 

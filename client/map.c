@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 
 #define LIBRARY    "libexl3-mapped.so"
 #define SLOT_MASK  0xffffu /* of a module's or geometry's number */
@@ -106,7 +107,6 @@ int exl3_maps_new(struct exl3_client *c, unsigned flags)
 		return e;
 	}
 	pthread_mutex_init(&maps->lock, NULL);
-	pthread_cond_init(&maps->changed, NULL);
 	c->maps = maps;
 	return 0;
 }
@@ -149,10 +149,8 @@ void exl3_maps_free(struct exl3_client *c)
 		mapping_free(maps, m);
 	}
 	free(maps->handles);
-	if (!exl3_client_forked(c)) {
+	if (!exl3_client_forked(c))
 		pthread_mutex_destroy(&maps->lock);
-		pthread_cond_destroy(&maps->changed);
-	}
 	free(maps);
 	c->maps = NULL;
 }
@@ -163,7 +161,7 @@ static void try_release(struct exl3_maps *maps, struct exl3_mapping *m)
 {
 	struct exl3_mapping **p = &maps->list;
 
-	if (m->pins)
+	if (__atomic_load_n(&m->pins, __ATOMIC_SEQ_CST))
 		return;
 	if (m->refs) {
 		/* A graph that was captured would read what is no longer there. */
@@ -191,9 +189,29 @@ static void put_mapping(struct exl3_maps *maps, struct exl3_mapping **m)
 void exl3_map_unpin(struct exl3_client *c, struct exl3_mapping *m)
 {
 	pthread_mutex_lock(&c->maps->lock);
-	m->pins--;
+	__atomic_sub_fetch(&m->pins, 1, __ATOMIC_SEQ_CST);
 	try_release(c->maps, m);
-	pthread_cond_broadcast(&c->maps->changed);
+	pthread_mutex_unlock(&c->maps->lock);
+}
+
+/* Whoever holds the lock may be waiting for the GPU, and so for us. */
+void exl3_map_unpin_later(struct exl3_client *c, struct exl3_mapping *m)
+{
+	/* From here on it may be gone: the last one always has the watcher look. */
+	if (__atomic_sub_fetch(&m->pins, 1, __ATOMIC_SEQ_CST) == 0)
+		exl3_watcher_poke(c);
+}
+
+void exl3_map_reap(struct exl3_client *c)
+{
+	struct exl3_mapping *m, *next;
+
+	pthread_mutex_lock(&c->maps->lock);
+	for (m = c->maps->list; m; m = next) {
+		next = m->next;
+		if (!m->refs || m->revoked)
+			try_release(c->maps, m);
+	}
 	pthread_mutex_unlock(&c->maps->lock);
 }
 
@@ -356,12 +374,21 @@ int exl3_map_target(struct exl3_client *c, uint32_t handle, struct exl3_mapped_t
 		e = o->type == EXL3_OBJECT_MODULE ? module_target((struct exl3_module *)o, ret, &on, why)
 						  : mla_target(maps, (struct exl3_mla *)o, ret, &on, why);
 	if (e == 0) {
-		on->pins++;
+		__atomic_add_fetch(&on->pins, 1, __ATOMIC_SEQ_CST);
 		ret->model = on->model;
 		*pinned = on;
 	}
 	pthread_mutex_unlock(&maps->lock);
 	return e;
+}
+
+static int any_gpu(const struct exl3_maps *maps)
+{
+	const struct exl3_mapping *m = maps->list;
+
+	while (m && m->gpu < 0)
+		m = m->next;
+	return m ? m->gpu : 0;
 }
 
 bool exl3_map_extent(struct exl3_client *c, uint32_t buffer, bool gpu, struct exl3_mapped_extent *ret)
@@ -379,7 +406,7 @@ bool exl3_map_extent(struct exl3_client *c, uint32_t buffer, bool gpu, struct ex
 	pthread_mutex_lock(&maps->lock);
 	a = maps->arenas[buffer & ARENA_MASK];
 	if (a && a->buffer == buffer && a->kind == EXL3_ARENA_HOST) {
-		ok = !gpu || a->gpu_base || exl3_map_cuda_host(a) == 0;
+		ok = !gpu || a->gpu_base || exl3_map_cuda_host(a, any_gpu(maps)) == 0;
 		*ret = (struct exl3_mapped_extent){.base = gpu ? (char *)(uintptr_t)a->gpu_base : a->base, .bytes = a->bytes};
 	} else if (a && a->buffer == buffer) {
 		ok = gpu;
@@ -640,8 +667,12 @@ static void swap_weights(struct exl3_maps *maps, struct exl3_mapping *m, struct 
 {
 	struct exl3_mapped_model *old;
 
-	while (m->pins)
-		pthread_cond_wait(&maps->changed, &maps->lock);
+	/* The watcher is in here itself: nobody announces what ends on a GPU. */
+	while (__atomic_load_n(&m->pins, __ATOMIC_SEQ_CST)) {
+		pthread_mutex_unlock(&maps->lock);
+		nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+		pthread_mutex_lock(&maps->lock);
+	}
 	if (m->gpu >= 0)
 		exl3_map_cuda_wait(m->gpu);
 	old = m->model;

@@ -24,7 +24,8 @@ struct exl3_mapping {
 	int sock;                     /* owned; -1: ORPHAN, or let go */
 	uint8_t slab_id[16];
 	size_t slab_id_bytes;
-	uint32_t refs, pins;
+	uint32_t refs;
+	uint32_t pins;                /* atomic; up under the lock only, down anywhere */
 	bool revoked;
 	bool captured;                /* a graph may use the weights at any time: they stay until all is closed */
 	int gpu;                      /* -1: the processor */
@@ -32,8 +33,7 @@ struct exl3_mapping {
 };
 
 struct exl3_maps {
-	pthread_mutex_t lock;   /* innermost but for nothing; not held while the daemon is asked */
-	pthread_cond_t changed; /* a pin has gone */
+	pthread_mutex_t lock;   /* innermost; not held while the daemon is asked; a GPU may be waited for under it */
 	const struct exl3_mapped_ops *ops; /* static; NULL: the library was not opened */
 	struct exl3_mapping *list;
 	struct exl3_object **handles; /* owned; modules and geometries by the lower half of their numbers; NULL: none */
@@ -65,6 +65,9 @@ int exl3_map_target(struct exl3_client *c, uint32_t handle, struct exl3_mapped_t
 		    int *why);
 bool exl3_map_extent(struct exl3_client *c, uint32_t buffer, bool gpu, struct exl3_mapped_extent *ret);
 void exl3_map_unpin(struct exl3_client *c, struct exl3_mapping *m);
+/* On a thread of the driver's: takes no lock and calls no driver; what follows from it is the watcher's. */
+void exl3_map_unpin_later(struct exl3_client *c, struct exl3_mapping *m);
+void exl3_map_reap(struct exl3_client *c);
 
 /* For the watcher: descriptors that end when a mapping ends; what it is then. */
 unsigned exl3_map_fds(struct exl3_client *c, int *fds, uint64_t *serials);
@@ -94,7 +97,7 @@ int exl3_map_stream_wait(struct exl3_channel *ch, uint64_t end_ns);
 /* A stream of the channel on that GPU. */
 int exl3_map_cuda_stream(void **streams, int gpu, void **ret);
 void exl3_map_cuda_stream_free(void *stream, int gpu);
-int exl3_map_cuda_host(struct exl3_arena *a); /* sets gpu_base */
+int exl3_map_cuda_host(struct exl3_arena *a, int gpu); /* sets gpu_base, for all GPUs */
 void exl3_map_cuda_unhost(struct exl3_arena *a);
 /* Nothing of this process runs on that GPU any more. */
 void exl3_map_cuda_wait(int gpu);

@@ -79,7 +79,7 @@ static void post(struct exl3_map_channel *m, const struct exl3_cqe *cqe, bool st
 }
 
 /* The oldest request on the GPU has ended. */
-static void landed(struct exl3_map_channel *m, int result)
+static void landed(struct exl3_map_channel *m, int result, void (*unpin)(struct exl3_client *c, struct exl3_mapping *m))
 {
 	struct flying f;
 
@@ -89,13 +89,13 @@ static void landed(struct exl3_map_channel *m, int result)
 	if (result < 0)
 		f.cqe.result = result;
 	post(m, &f.cqe, f.stream);
-	exl3_map_unpin(m->c, f.on);
+	unpin(m->c, f.on);
 }
 
 /* On a thread of the driver's, which no call of the driver may be made on: nothing here does. */
 static void on_landed(void *arg)
 {
-	landed(arg, 0);
+	landed(arg, 0, exl3_map_unpin_later);
 }
 
 static bool flying(struct exl3_map_channel *m)
@@ -130,7 +130,7 @@ static void look_for_failure(struct exl3_map_channel *m)
 	if (m->gpu < 0 || !flying(m) || exl3_map_cuda_idle(m->streams[m->gpu]) >= 0)
 		return;
 	while (flying(m))
-		landed(m, -EIO);
+		landed(m, -EIO, exl3_map_unpin);
 }
 
 /* ---- what a request needs ---- */
@@ -396,7 +396,7 @@ void exl3_map_channel_free(struct exl3_channel *ch)
 		if (m->on_caller)
 			exl3_map_stream_wait(&(struct exl3_channel){.map = m}, UINT64_MAX);
 		while (m->flying_first != m->flying_last) /* a context that failed */
-			landed(m, -EIO);
+			landed(m, -EIO, exl3_map_unpin);
 		m->c->maps->ops->lane_free(m->lane);
 		m->c->maps->ops->lane_free(m->caller_lane);
 		pthread_mutex_destroy(&m->post);

@@ -64,32 +64,37 @@ void exl3_map_cuda_stream_free(void *stream, int gpu)
 	leave(&in);
 }
 
-int exl3_map_cuda_host(struct exl3_arena *a)
+int exl3_map_cuda_host(struct exl3_arena *a, int gpu)
 {
-	const struct exl3_cuda *cu;
-	void *ctx;
-	int e = exl3_cuda_context(&cu, &ctx);
+	struct entered in;
+	int e = enter(gpu, &in);
 
-	if (e == 0)
-		e = exl3_cuda_errf(cu->host_register(a->base, a->bytes, EXL3_CU_HOST_PORTABLE | EXL3_CU_HOST_DEVICEMAP),
-				   "mapped: cuMemHostRegister");
 	if (e < 0)
 		return e;
-	e = exl3_cuda_errf(cu->host_device_pointer(&a->gpu_base, a->base, 0), "mapped: cuMemHostGetDevicePointer");
-	if (e < 0) {
-		a->gpu_base = 0;
-		cu->host_unregister(a->base);
+	e = exl3_cuda_errf(in.cu->host_register(a->base, a->bytes, EXL3_CU_HOST_PORTABLE | EXL3_CU_HOST_DEVICEMAP),
+			   "mapped: cuMemHostRegister");
+	if (e == 0) {
+		e = exl3_cuda_errf(in.cu->host_device_pointer(&a->gpu_base, a->base, 0),
+				   "mapped: cuMemHostGetDevicePointer");
+		if (e < 0) {
+			a->gpu_base = 0;
+			in.cu->host_unregister(a->base);
+		}
 	}
+	leave(&in);
+	a->gpu = gpu;
 	return e;
 }
 
 void exl3_map_cuda_unhost(struct exl3_arena *a)
 {
-	const struct exl3_cuda *cu;
+	struct entered in;
 
-	if (exl3_cuda_get(&cu) == 0)
-		cu->host_unregister(a->base);
 	a->gpu_base = 0;
+	if (enter(a->gpu, &in) < 0)
+		return;
+	in.cu->host_unregister(a->base);
+	leave(&in);
 }
 
 void exl3_map_cuda_wait(int gpu)

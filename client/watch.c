@@ -178,6 +178,7 @@ static void *watch(void *arg)
 		for (unsigned i = 0; i < w.nr_maps; i++)
 			if (w.fds[SLOT_MAPS + i].revents)
 				exl3_map_hangup(c, w.maps[i]);
+		exl3_map_reap(c);
 		wake_all(c);
 	}
 	return NULL;
