@@ -86,6 +86,23 @@ candidates() {
 	cut -d , -f 1,2,7,8,10,11 "$scratch/many.csv"
 	run 20 "${dense[@]}" --no-cublas --trace --shapes 0,2 --m 1 --kernels gemv_w12_fused,gemv_lean_fused
 	run 20 "${dense[@]}" --no-cublas --shapes 0,2 --m 1,8,64
+	routed_and_mla
+}
+
+# Each by itself and after its check, so that one which hangs costs its own limit only.
+routed_and_mla() {
+	local moe=("$build/bench/moe_cuda" --steps --variant) v
+	for v in moe_early moe_early_one moe_pass moe_team moe_tall moe_tall_turns; do
+		run 25 "$build/tests/gpu/check_moe" --quick --variant "$v"
+	done
+	run 20 "${moe[@]}" moe_early --tokens 1,2,4,8,16,32,64,128
+	run 20 "${moe[@]}" moe_early_one --tokens 1,2,4,8
+	run 25 "${moe[@]}" moe_team --tokens 128,512,2048
+	for v in moe_pass moe_tall moe_tall_turns; do
+		run 25 "${moe[@]}" "$v" --tokens 512,2048,8192
+	done
+	run 30 "$build/tests/gpu/check_mla" only=apart
+	run 60 "$build/bench/mla_cuda"
 }
 
 [ $# -gt 0 ] || set -- kernels rpc daemon serving
