@@ -3,7 +3,8 @@
 # gpu.sh BUILD [FOLDER [SECTION...]] - every benchmark that needs a GPU, into FOLDER (default bench/results).
 #
 # Sections: kernels rpc daemon serving (default: all, in this order; together more than ten minutes); and, only where it is
-# named, candidates: kernels that are to be compared against those in use (docs/performance.md, "Not yet measured"); two minutes.
+# named, candidates: kernels that are to be compared against those in use (docs/performance.md, "Not yet measured"); six minutes;
+# routed_and_mla is its second half.
 # Small cells first, as clocks drift with heat. Each program measures its own ceilings in its run.
 # EXL3_COMMIT names the commit where there is no git history.
 set -u
