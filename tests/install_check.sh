@@ -37,7 +37,8 @@ if nm -D --defined-only "$root/lib/libexl3.so" | awk '$2 ~ /[TDBR]/ { sub(/@.*/,
 fi
 # Nothing of the folder that it was built in.
 tree=$(cd "$(dirname "$0")/.." && pwd)
-if grep -lF "$tree/" "$root/bin/exl3ctl" "$root/sbin/exl3-daemon" "$root/lib/libexl3.so.0" "$root/lib/libexl3.a"; then
+if grep -lF "$tree/" "$root/bin/exl3ctl" "$root/sbin/exl3-daemon" "$root/lib/libexl3.so.0" \
+	"$root/lib/libexl3-mapped.so" "$root/lib/libexl3.a"; then
 	echo "names the folder of its build" >&2
 	exit 1
 fi
