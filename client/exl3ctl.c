@@ -23,6 +23,8 @@ enum {
 	G_TOP = 1u << 5,
 	G_VERSION = 1u << 6,
 	G_UNLOAD = 1u << 8,
+	G_CALIBRATE = 1u << 9,
+	G_OUTPUT = 1u << 10,
 };
 
 #define FLAG(name, field, group, help)                                \
@@ -46,7 +48,8 @@ static const struct option_desc {
 	TEXT("node", socket, G_ALL, "N", "the same as --socket /run/exl3-daemon/N.sock"), /* a path is made of it */
 	TEXT("domain", domain, G_ALL, "D", "ask the worker of this fault domain; for administrators [the caller's]"),
 	FLAG("json", json, G_JSON, "print JSON, with the field names of exl3.proto"),
-	TEXT("output", output, G_RUN, "Y.npy", "file of the result; also -o"),
+	TEXT("output", output, G_RUN | G_OUTPUT, "FILE", "of the result (run: Y.npy); also -o"),
+	FLAG("apply", apply, G_CALIBRATE, "what was measured counts at once [from the next start or reload with FILE on]"),
 	TEXT("dtype", dtype, G_RUN, "f32|f16|bf16", "of the result; bf16 is stored as u2 [f32]"),
 	FLAG("bf16", bf16, G_RUN, "u2 files hold bf16"),
 	FLAG("stored", stored, G_RUN, "x and y have the stored (padded) sizes [the logical ones]"),
@@ -99,7 +102,10 @@ static const struct verb {
 	{"events", "", 0, 0, G_JSON, ctl_events, "what happened to the fault domains, and why"},
 	{"tenants", "", 0, 0, G_JSON, ctl_tenants, "tenants: limits, what they hold and have done"},
 	{"top", "", 0, 0, G_TOP, ctl_top, "rates by model, tenant and client"},
-	{"kernels", "", 0, 0, G_JSON | G_DEVICE, ctl_kernels, "kernels for run --kernel, also those that this device cannot run"},
+	{"kernels", "\nMODEL MODULE", 0, 2, G_JSON | G_DEVICE, ctl_kernels,
+	 "kernels for run --kernel; of a module: which one so many rows get, and why"},
+	{"calibrate", "[MODEL]... [-o FILE]", 0, 64, G_CALIBRATE | G_OUTPUT, ctl_calibrate,
+	 "measure which kernels are the fastest, beside the clients; FILE is for kernel-table"},
 	{"run",
 	 "linear MODEL MODULE X.npy -o Y.npy\n"
 	 "mlp MODEL PREFIX X.npy -o Y.npy\n"
@@ -143,7 +149,7 @@ static void print_help(FILE *f)
 	fprintf(f, "usage: exl3ctl [OPTION]... VERB [ARGUMENT]...\n\n"
 		   "Look at exl3-daemon, load and unload models, run single layers.\n\n");
 	for (size_t i = 0; i < NR_VERBS; i++)
-		fprintf(f, "  %-8s %-36.*s %s\n", verbs[i].name, (int)strcspn(verbs[i].args, "\n"),
+		fprintf(f, "  %-9s %-36.*s %s\n", verbs[i].name, (int)strcspn(verbs[i].args, "\n"),
 			verbs[i].args, verbs[i].help);
 	fprintf(f, "\n");
 	print_options(f, G_ALL);

@@ -23,7 +23,7 @@ struct ctl {
 	const char *const *args;    /* after the verb */
 	int nr_args;
 
-	bool help, json, bf16, stored, deterministic, no_wait, wait, client_only;
+	bool help, json, bf16, stored, deterministic, no_wait, wait, client_only, apply;
 	const char *mode, *output, *dtype, *kernel, *device, *unquantized;
 	const char *ids, *weights, *act, *limit, *routed_scale;
 	const char *q, *kv, *indices, *lse, *scale, *kv_scale, *value_dim;
@@ -89,6 +89,7 @@ int ctl_tensors(struct ctl *c);
 int ctl_ps(struct ctl *c);
 int ctl_events(struct ctl *c);
 int ctl_kernels(struct ctl *c);
+int ctl_calibrate(struct ctl *c);
 int ctl_top(struct ctl *c);
 int ctl_load(struct ctl *c);
 int ctl_unload(struct ctl *c);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* exl3ctl_list.c - verbs that show: status, models, modules, tensors, ps, kernels. */
+/* exl3ctl_list.c - verbs that show: status, models, modules, tensors, ps. */
 #include "client/exl3ctl.h"
 
 #include <cjson/cJSON.h>
@@ -313,7 +313,7 @@ int ctl_tensors(struct ctl *c)
 	return show_list(c, &list);
 }
 
-/* ---- ps, kernels ---- */
+/* ---- ps ---- */
 
 int ctl_get_ps(struct ctl *c, Exl3__Reply **ret)
 {
@@ -352,25 +352,5 @@ int ctl_ps(struct ctl *c)
 			printf(" (not mapped: %s)", ctl_safe(p->mode_note));
 		printf("\n");
 	}
-	return CTL_OK;
-}
-
-int ctl_kernels(struct ctl *c)
-{
-	exl3_auto(exl3_reply_freep) Exl3__Reply *reply = NULL;
-	Exl3__ListKernels body = EXL3__LIST_KERNELS__INIT;
-	Exl3__Request req = EXL3__REQUEST__INIT;
-	int e;
-
-	body.device = (char *)(uintptr_t)(c->device ? c->device : "");
-	req.body_case = EXL3__REQUEST__BODY_LIST_KERNELS;
-	req.list_kernels = &body;
-	e = ctl_call(c, &req, EXL3__REPLY__BODY_KERNELS, EXL3_CALL_TIMEOUT_NS, &reply);
-	if (e != CTL_OK)
-		return e;
-	if (c->json)
-		return ctl_print_json(&reply->kernels->base, NULL);
-	for (size_t i = 0; i < reply->kernels->n_names; i++)
-		printf("%s\n", ctl_safe(reply->kernels->names[i]));
 	return CTL_OK;
 }

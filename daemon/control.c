@@ -2,6 +2,7 @@
 /* control.c - the control socket's verbs: decode, check, call, reply. */
 #include "daemon/control.h"
 
+#include "daemon/calibrate.h"
 #include "daemon/fault.h"
 #include "daemon/log.h"
 #include "proto/frame.h"
@@ -166,6 +167,8 @@ static const struct verb {
 	[EXL3__REQUEST__BODY_PS] = {"ps", exl3_verb_ps, 0},
 	[EXL3__REQUEST__BODY_LIST_TENANTS] = {"list tenants", exl3_verb_list_tenants, 0},
 	[EXL3__REQUEST__BODY_LIST_KERNELS] = {"list kernels", exl3_verb_list_kernels, 0},
+	[EXL3__REQUEST__BODY_CALIBRATE] = {"calibrate", exl3_verb_calibrate, ADMIN | NOT_DRAIN},
+	[EXL3__REQUEST__BODY_CALIBRATE_STATUS] = {"calibrate status", exl3_verb_calibrate_status, ADMIN},
 };
 
 static int call_verb(struct exl3_call *c)
@@ -323,6 +326,7 @@ void exl3_control_model_event(struct exl3_worker *w, struct exl3_registered *reg
 void exl3_control_forget(struct exl3_peer *peer)
 {
 	exl3_arena_job_forget(peer);
+	exl3_calibrate_forget(peer->w, peer);
 	peer->waiting = EXL3_WAIT_NONE;
 	peer->wait_for = NULL;
 }

@@ -40,6 +40,8 @@ void *exl3_call_alloc(size_t bytes);
 char *exl3_call_strdup(const char *text);
 /* Bytes left for list entries of a reply: a page ends before it would not fit into a packet. */
 #define EXL3_PAGE_BYTES (EXL3_PACKET_MAX - 4096u)
+/* A model that the client may use and that is READY, by name. control_model.c */
+int exl3_call_model(struct exl3_call *c, const char *name, struct exl3_registered **ret);
 /* Pipe folder of the MPS server that this client may join; empty: none. */
 char *exl3_call_mps_pipe(const struct exl3_call *c);
 /* exl3_errf(call's error, -ENOMEM, ...) */
@@ -103,7 +105,10 @@ int exl3_verb_drain(struct exl3_call *c);
 int exl3_verb_status(struct exl3_call *c);
 int exl3_verb_ps(struct exl3_call *c);
 int exl3_verb_list_events(struct exl3_call *c); /* control_events.c */
+/* control_kernels.c */
 int exl3_verb_list_kernels(struct exl3_call *c);
+int exl3_verb_calibrate(struct exl3_call *c);
+int exl3_verb_calibrate_status(struct exl3_call *c);
 /* control_map.c */
 int exl3_verb_map_model(struct exl3_call *c);
 int exl3_verb_map_failed(struct exl3_call *c);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* control_admin.c - verbs about the daemon itself: load, unload, drain, status, clients, kernels. */
+/* control_admin.c - verbs about the daemon itself: load, unload, drain, status, clients. */
 #include "daemon/control.h"
 
 #include "daemon/log.h"
@@ -223,7 +223,7 @@ int exl3_verb_status(struct exl3_call *c)
 	return 0;
 }
 
-/* ---- clients and kernels ---- */
+/* ---- clients ---- */
 
 /* Those of its handles, with commas. */
 static char *devices_of(const struct exl3_worker *w, const struct exl3_peer *peer)
@@ -285,31 +285,5 @@ int exl3_verb_ps(struct exl3_call *c)
 	}
 	c->reply->body_case = EXL3__REPLY__BODY_PS;
 	c->reply->ps = reply;
-	return 0;
-}
-
-int exl3_verb_list_kernels(struct exl3_call *c)
-{
-	const struct exl3_device *device =
-		exl3_devices_find(&c->w->devices, c->req->list_kernels->device, &c->err);
-	const struct exl3_kernel *kernels = device ? device->ops->kernels : NULL;
-	Exl3__Kernels *reply = exl3_call_alloc(sizeof(*reply));
-	size_t nr = 0;
-
-	if (!device)
-		return c->err.code;
-	while (kernels[nr].name)
-		nr++;
-	if (!reply)
-		return exl3_call_nomem(c);
-	exl3__kernels__init(reply);
-	reply->names = exl3_call_alloc((nr + 1) * sizeof(reply->names[0]));
-	if (!reply->names)
-		return exl3_call_nomem(c);
-	for (size_t i = 0; i < nr; i++)
-		reply->names[i] = (char *)(uintptr_t)kernels[i].name;
-	reply->n_names = nr;
-	c->reply->body_case = EXL3__REPLY__BODY_KERNELS;
-	c->reply->kernels = reply;
 	return 0;
 }

@@ -292,7 +292,7 @@ static int modules_body(struct exl3_call *c, struct page *page, uint32_t next)
 }
 
 /* A model by name that can be looked into. */
-static int usable_by_name(struct exl3_call *c, const char *name, struct exl3_registered **ret)
+int exl3_call_model(struct exl3_call *c, const char *name, struct exl3_registered **ret)
 {
 	struct exl3_registered *reg = exl3_models_find(&c->w->models, name);
 
@@ -321,7 +321,7 @@ int exl3_verb_list_modules(struct exl3_call *c)
 	struct exl3_registered *reg = NULL;
 	struct page page;
 	Exl3__Module *m;
-	int rc = usable_by_name(c, req->model, &reg);
+	int rc = exl3_call_model(c, req->model, &reg);
 
 	if (rc < 0)
 		return rc;
@@ -403,7 +403,7 @@ int exl3_verb_resolve(struct exl3_call *c)
 	struct trace trace = {.lines = exl3_call_alloc(TRACE_LINES * sizeof(char *))};
 	const struct exl3_module_desc *desc;
 	struct exl3_registered *reg = NULL;
-	int rc = usable_by_name(c, req->model, &reg);
+	int rc = exl3_call_model(c, req->model, &reg);
 
 	if (rc < 0)
 		return rc;
@@ -460,7 +460,7 @@ int exl3_verb_list_tensors(struct exl3_call *c)
 	struct exl3_registered *reg = NULL;
 	struct page page;
 	Exl3__Tensor *t;
-	int rc = usable_by_name(c, c->req->list_tensors->model, &reg);
+	int rc = exl3_call_model(c, c->req->list_tensors->model, &reg);
 
 	if (rc < 0)
 		return rc;

@@ -41,7 +41,7 @@ static void ended(struct exl3_lane *lane)
 {
 	struct exl3_guest *guest = lane->guest;
 
-	lane->guest_after_ns = exl3_now_ns() + SHARE * lane->guest_ns;
+	lane->guest_after_ns = lane->d->turn_ns + SHARE * lane->guest_ns;
 	guest->nr = 0;
 	guest->done(guest->arg, lane->guest_result, lane->guest_ns);
 }

@@ -89,6 +89,27 @@ void exl3_table_device(const struct exl3_device *device, struct exl3_table_devic
 					     .kernels = device->ops->kernels};
 }
 
+static bool same_kind(const struct exl3_device *a, const struct exl3_device *b)
+{
+	struct exl3_table_device_info x, y;
+
+	if (a->ops != b->ops)
+		return false;
+	exl3_table_device(a, &x);
+	exl3_table_device(b, &y);
+	return !strcmp(x.info.name, y.info.name) && !strcmp(x.info.isa, y.info.isa) &&
+	       !strcmp(x.info.driver, y.info.driver);
+}
+
+uint32_t exl3_table_kind(const struct exl3_devices *all, uint32_t device)
+{
+	uint32_t i = 0;
+
+	while (i < device && !same_kind(&all->list[i], &all->list[device]))
+		i++;
+	return i;
+}
+
 /* ---- reading ---- */
 
 enum field { DEVICE, ISA, DRIVER, BUILD, DATE, NR_FIELDS };

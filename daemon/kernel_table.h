@@ -35,6 +35,9 @@ struct exl3_table_device_info {
 };
 void exl3_table_device(const struct exl3_device *device, struct exl3_table_device_info *ret);
 
+/* The first device of @all that is the same as that one, for a table; maybe itself. */
+uint32_t exl3_table_kind(const struct exl3_devices *all, uint32_t device);
+
 /* The lines above the first "linear" line of a section; for the first one of a file with the line above that. */
 int exl3_kernel_table_head(const struct exl3_table_device *is, bool first, char *text, size_t size);
 

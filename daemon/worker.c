@@ -2,6 +2,7 @@
 /* worker.c - the process that serves: one loop, its devices, all clients; started by the supervisor. */
 #include "daemon/worker.h"
 
+#include "daemon/calibrate.h"
 #include "daemon/control.h"
 #include "daemon/fault.h"
 #include "daemon/kernel_table.h"
@@ -712,6 +713,7 @@ static void worker_fini(struct exl3_worker *w)
 	w->http = exl3_metrics_http_free(w->http);
 	while (w->peers)
 		exl3_peer_free(w->peers);
+	exl3_calibrate_cancel(w, "the daemon ends");
 	/* What is on the device reads and writes arenas and weights: they go after it. */
 	while (w->dispatch &&
 	       (exl3_dispatch_busy(w->dispatch) || exl3_dispatch_channels(w->dispatch))) {
@@ -724,6 +726,7 @@ static void worker_fini(struct exl3_worker *w)
 	w->models.event = NULL;
 	w->loads = exl3_jobs_free(w->loads);
 	w->memory = exl3_jobs_free(w->memory);
+	exl3_calibrate_free(w);
 	w->dispatch = exl3_dispatch_free(w->dispatch);
 	if (w->loop) {
 		exl3_timer_cancel(w->loop, &w->beat);

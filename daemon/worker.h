@@ -19,6 +19,7 @@
 #include <sys/types.h>
 
 struct exl3_peer;
+struct exl3_calibration;
 
 struct exl3_worker {
 	struct exl3_config *cfg;   /* borrowed from main(); its values are the supervisor's */
@@ -28,6 +29,7 @@ struct exl3_worker {
 	struct exl3_devices devices;
 	struct exl3_models models;
 	struct exl3_dispatch *dispatch;
+	struct exl3_calibration *calibration; /* calibrate.c; the last one, or NULL */
 
 	struct exl3_policy policy;
 	struct exl3_metrics metrics; /* written by the loop, read by the thread of: */

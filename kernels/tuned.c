@@ -2,6 +2,8 @@
 /* tuned.c - tables of measured choices: read line by line, sorted once, looked up by shape and rows. */
 #include "kernels/tuned.h"
 
+#include "kernels/format.h"
+
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
@@ -108,11 +110,6 @@ static bool take_blanks(const char **at)
 	return n > 0;
 }
 
-static bool valid_rate2(uint32_t rate2)
-{
-	return rate2 >= 2 && rate2 <= 16 && (rate2 % 2 == 0 || rate2 <= 7);
-}
-
 static bool take_shard(const char **at, struct exl3_tuned_shard *ret)
 {
 	uint32_t n, bits;
@@ -128,11 +125,12 @@ static bool take_shard(const char **at, struct exl3_tuned_shard *ret)
 		*at += 2;
 		bits++;
 	}
-	if (!valid_rate2(bits) || !take_char(at, ':'))
+	if (!take_char(at, ':'))
 		return false;
 	for (uint16_t i = 0; i < EXL3_CB_NR; i++) {
 		len = strlen(codebooks[i]);
-		if (strncmp(*at, codebooks[i], len) == 0 && strspn(*at + len, ", \t")) {
+		if (strncmp(*at, codebooks[i], len) == 0 && strspn(*at + len, ", \t") &&
+		    exl3_rate_valid((int)bits, i)) {
 			*ret = (struct exl3_tuned_shard){n, (uint16_t)bits, i};
 			*at += len;
 			return true;

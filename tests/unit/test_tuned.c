@@ -50,6 +50,7 @@ static void lines_and_refusals(void **state)
 		{"linear 4096 4096:9:mcg 1 8 gemv", -EINVAL},
 		{"linear 4096 4096:0.5:mcg 1 8 gemv", -EINVAL},
 		{"linear 4096 4096:4.5:mcg 1 8 gemv", -EINVAL},
+		{"linear 4096 4096:3.5:mcg 1 8 gemv", -EINVAL}, /* half rates are of mul1 */
 		{"linear 4096 4096:3.25:mcg 1 8 gemv", -EINVAL},
 		{"linear 4096 4096:4:mcg2 1 8 gemv", -EINVAL},
 		{"linear 4096 4096:4 1 8 gemv", -EINVAL},
