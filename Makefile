@@ -204,6 +204,9 @@ $(BUILD)/tests/$(1)/%: $(BUILD)/obj/tests/$(1)/%.o $(TEST_PARTS)
 	$$(call test_link)
 endef
 $(foreach d,stress integration fault,$(eval $(call test_folder,$(d))))
+$(BUILD)/tests/libexhaust.so: $(BUILD)/obj/tests/preload/exhaust.o
+	$(call say,LD,$@)
+	$(Q)$(CC) $(ALL_LDFLAGS) -shared -o $@ $<
 $(BUILD)/bench/serving: $(call obj,$(wildcard bench/serving/*.c))
 $(BUILD)/bench/rpc_stream: $(call obj,$(wildcard bench/rpc_stream/*.c))
 $(BUILD)/bench/sched_sim: $(call obj,$(wildcard tests/sim/*.c))
@@ -289,7 +292,7 @@ demo: ## install what is missing, build, and serve two small language models on 
 
 TESTS := $(UNIT:%.c=$(BUILD)/%) $(STRESS:%.c=$(BUILD)/%) $(HELPERS:%.c=$(BUILD)/%) \
 	$(if $(CHECKKERNEL),$(BUILD)/tests/checkkernel/checkkernel) $(GPU_HOST:%.cc=$(BUILD)/%)
-tests: probe $(TESTS) ## build the tests
+tests: probe $(TESTS) $(if $(SAN),,$(BUILD)/tests/libexhaust.so) ## build the tests
 .PHONY: tests
 
 bench: probe $(BENCH:%.c=$(BUILD)/%) ## build the benchmarks

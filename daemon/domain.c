@@ -186,6 +186,7 @@ static void flush(struct exl3_domain *d)
 	struct exl3_domain_packet *p;
 	int rc = 0;
 
+	set_patience(d);
 	if (d->control_fd < 0)
 		return;
 	while (rc == 0 && (p = d->out)) {
@@ -218,7 +219,6 @@ static void on_patience(void *arg)
 		waiting_refuse(d, -EAGAIN,
 			       "no worker has taken the connection for a while: try again later; "
 			       "the daemon's log says why");
-	set_patience(d);
 	flush(d);
 }
 
@@ -254,7 +254,6 @@ void exl3_domain_connected(struct exl3_domain *d, int fd, uint64_t id, const cha
 	d->waiting_tail = &c->next;
 	d->nr_waiting++;
 	flush(d);
-	set_patience(d);
 }
 
 /* ---- messages ---- */
@@ -263,6 +262,25 @@ bool exl3_domain_tell(struct exl3_domain *d, enum exl3_sup_type type, unsigned f
 		      const char *text)
 {
 	return exl3_domain_send(d, type, flags, 0, text, NULL, 0);
+}
+
+/* Without memory for a packet that could wait: somebody may wait for this answer. */
+static bool send_now(struct exl3_domain *d, enum exl3_sup_type type, unsigned flags, uint64_t id,
+		     const char *text, const int *fds, unsigned nr_fds)
+{
+	static struct exl3_sup_msg msg; /* loop thread only */
+
+	if (d->out)
+		return false; /* it would overtake */
+	memset(&msg, 0, offsetof(struct exl3_sup_msg, text));
+	msg.type = type;
+	msg.flags = flags;
+	msg.generation = d->generation;
+	msg.pid = getpid();
+	msg.instance = d->all->instance;
+	msg.id = id;
+	msg.interval_ns = d->all->beat_ns;
+	return exl3_sup_send(d->control_fd, &msg, text, fds, nr_fds, false) == 0;
 }
 
 bool exl3_domain_send(struct exl3_domain *d, enum exl3_sup_type type, unsigned flags, uint64_t id,
@@ -279,7 +297,7 @@ bool exl3_domain_send(struct exl3_domain *d, enum exl3_sup_type type, unsigned f
 		len = EXL3_SUP_TEXT_MAX - 1;
 	p = calloc(1, sizeof(*p) + head + len + 1);
 	if (!p)
-		return false;
+		return send_now(d, type, flags, id, text, fds, nr_fds);
 	p->bytes = head + len + 1;
 	msg = (struct exl3_sup_msg *)(void *)p->data;
 	msg->type = type;

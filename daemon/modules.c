@@ -659,4 +659,10 @@ void exl3_modules_fini(struct exl3_model *m)
 	free(m->left_out);
 	free(m->names);
 	free(m->skipped);
+	/* A load that has failed lets go of them, and once more when the model itself goes. */
+	m->modules = NULL;
+	m->left_out = NULL;
+	m->names = NULL;
+	m->skipped = NULL;
+	m->nr_modules = m->nr_left_out = m->nr_names = m->nr_skipped = 0;
 }

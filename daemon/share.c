@@ -240,11 +240,10 @@ static void mapped(struct exl3_share *share, const char *name)
 bool exl3_share_message(struct exl3_share *share, struct exl3_domain *d,
 			const struct exl3_sup_msg *msg, int *fds, unsigned nr_fds)
 {
-	exl3_auto(exl3_freep) char *name = strndup(msg->text, strcspn(msg->text, "\n"));
+	static char name[EXL3_SUP_TEXT_MAX]; /* loop thread only: there must be memory, the worker waits for an answer */
 	const char *why = strchr(msg->text, '\n');
 
-	if (!name)
-		return false; /* the worker waits on; nothing is worse than that */
+	snprintf(name, sizeof(name), "%.*s", (int)strcspn(msg->text, "\n"), msg->text);
 	if (why)
 		why++;
 	switch (msg->type) {
