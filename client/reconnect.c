@@ -350,6 +350,8 @@ int exl3_client_restore(struct exl3_client *c)
 	pthread_mutex_lock(&c->call);
 	e = restore_all(&r);
 	free_opened(&r);
+	if (e < 0 && r.other_content)
+		exl3_map_lost(c); /* before anybody is told */
 	pthread_mutex_lock(&c->list);
 	if (e == 0) {
 		/* Channels whose threads have not noticed yet: their rings are of the past as well. */
@@ -366,8 +368,6 @@ int exl3_client_restore(struct exl3_client *c)
 	pthread_cond_broadcast(&c->changed);
 	pthread_mutex_unlock(&c->list);
 	pthread_mutex_unlock(&c->call);
-	if (e < 0 && r.other_content)
-		exl3_map_lost(c);
 	return e;
 }
 
