@@ -77,29 +77,6 @@ void exl3_prep_mla_lengths(struct exl3_sqe *sqe, exl3_ref lengths)
 
 /* ---- results in words ---- */
 
-static const char *detail_text(uint64_t detail)
-{
-	static const char *const text[EXL3_DETAIL_NR] = {
-		[EXL3_DETAIL_OP] = "unknown operation or flag, or a reserved field is not zero",
-		[EXL3_DETAIL_MODULE] = "no such module, or one of another kind",
-		[EXL3_DETAIL_DTYPE] = "an element type that this operation does not take",
-		[EXL3_DETAIL_ROWS] = "row count out of range",
-		[EXL3_DETAIL_STRIDE] = "row stride too small or not a multiple of 16",
-		[EXL3_DETAIL_ALIGN] = "an operand is not 16-byte aligned",
-		[EXL3_DETAIL_BUFFER] = "no such buffer",
-		[EXL3_DETAIL_BOUNDS] = "an operand reaches past the end of its buffer",
-		[EXL3_DETAIL_TOPK] = "topk out of range",
-		[EXL3_DETAIL_KERNEL] =
-			"no kernel for this shape and type, or not the one asked for",
-		[EXL3_DETAIL_MODEL] = "the module's model was unloaded",
-		[EXL3_DETAIL_OVERLAP] = "the output overlaps an input",
-		[EXL3_DETAIL_LIMIT] = "more rows than its tenant may have in flight (rows)",
-		[EXL3_DETAIL_STREAM] = "the channel has no words for stream calls",
-	};
-
-	return detail < EXL3_DETAIL_NR ? text[detail] : NULL;
-}
-
 const char *exl3_result_text(const struct exl3_cqe *cqe)
 {
 	static const struct {
@@ -121,7 +98,7 @@ const char *exl3_result_text(const struct exl3_cqe *cqe)
 		{ESTALE, "the daemon's worker has gone: wait with exl3_reconnect()"},
 		{ENOTRECOVERABLE, "this process's CUDA context is lost: start a new process"},
 	};
-	const char *why = cqe->result < 0 ? detail_text(cqe->detail) : NULL;
+	const char *why = cqe->result < 0 && (uint32_t)cqe->detail ? exl3_detail_text((uint32_t)cqe->detail) : NULL;
 
 	if (why)
 		return why;
@@ -138,6 +115,11 @@ int exl3_call(struct exl3_channel *ch, struct exl3_cqe *ret)
 	struct exl3_cqe cqe;
 	int e;
 
+	if (ch->recording) {
+		if (ret)
+			memset(ret, 0, sizeof(*ret));
+		return 0;
+	}
 	if (ch->ring.sq_next - ch->ring.sq_published != ch->ring.outstanding || !ch->last)
 		return exl3_errf(exl3_client_err(), -EBUSY,
 				 ch->last ? "this channel has requests outstanding: take their "

@@ -46,6 +46,7 @@ struct exl3_model;
 struct exl3_module;
 struct exl3_arena;
 struct exl3_channel;
+struct exl3_plan;
 
 /* The last failed call's sentence in this thread; never NULL. Valid until the next call here. */
 EXL3_API const char *exl3_last_error(void);
@@ -341,6 +342,42 @@ EXL3_API int exl3_moe(struct exl3_channel *ch, const struct exl3_module *mod,
 		      const void *weights, unsigned weights_dtype, uint32_t topk, uint64_t *detail);
 /* Submits what was prepared last and waits for its completion. -EBUSY: others are outstanding. */
 EXL3_API int exl3_call(struct exl3_channel *ch, struct exl3_cqe *ret);
+
+/*
+ * ---- plans: the calls of a step, recorded once ----
+ *
+ * Between exl3_plan_begin() and exl3_plan_end() what is prepared in the channel's entries is recorded instead of
+ * submitted; exl3_submit() then returns 0, and exl3_linear() and the others return 0 without having run. The daemon checks all of it once. A
+ * replay is one entry with one completion, whatever the number of calls: they run in the order in which they were
+ * recorded, on the operands as they are then, and share launches with other clients as single calls do.
+ *
+ * A completion's result is 0, with the calls' invalid ids and slots summed up in detail; or that of the first call that failed:
+ * EXL3_PLAN_CALL(detail) is its number, counted from 0, and those behind it did not run, or in vain. The
+ * replay's deadline counts for each call's start; CANCEL takes out the calls that have not started. Replays of one
+ * plan run one after the other. -ENOENT: a model of it was unloaded, or its channel freed.
+ */
+
+/* -EBUSY: it records already, or has entries that are not submitted. */
+EXL3_API int exl3_plan_begin(struct exl3_channel *ch);
+/**
+ * exl3_plan_end() - the calls since exl3_plan_begin() as a plan of this channel.
+ * @ret: NULL: they are forgotten.
+ * Not in a plan: CANCEL, other plans, stream calls, deadlines; calls for another device than the first one's.
+ * The plan keeps the memory of its operands: what is freed meanwhile goes with it. A model is not kept. After a
+ * restart of the daemon's worker it is recorded again like all that was open.
+ * Returns 0, -EINVAL (nothing was recorded; a call is wrong: exl3_last_error() says which and why), -ENOENT,
+ * -EOPNOTSUPP, -E2BIG (more than EXL3_PLAN_CALLS_MAX), -EDQUOT, -ENOMEM, -ESTALE. The channel records no more.
+ */
+EXL3_API int exl3_plan_end(struct exl3_channel *ch, struct exl3_plan **ret);
+/* After its last replay's completion. */
+EXL3_API struct exl3_plan *exl3_plan_free(struct exl3_plan *plan);
+EXL3_API uint32_t exl3_plan_calls(const struct exl3_plan *plan);
+/* Describes a replay; for exl3_submit() or exl3_stream_call() of the plan's channel. */
+EXL3_API void exl3_prep_plan(struct exl3_sqe *sqe, const struct exl3_plan *plan);
+/* One replay, and waits for it, as exl3_call(). */
+EXL3_API int exl3_plan_run(struct exl3_plan *plan, struct exl3_cqe *ret);
+/* One replay in the order of a stream, see below. */
+EXL3_API int exl3_plan_stream(struct exl3_plan *plan, void *stream, uint32_t *call);
 
 /*
  * ---- stream calls: requests in the order of a CUDA stream ----

@@ -34,6 +34,7 @@ enum exl3_object_type {
 	EXL3_OBJECT_MLA,
 	EXL3_OBJECT_ARENA,
 	EXL3_OBJECT_CHANNEL,
+	EXL3_OBJECT_PLAN,
 	EXL3_OBJECT_NR
 };
 
@@ -145,6 +146,18 @@ struct exl3_arena {
 	size_t used; /* atomic; exl3_arena_alloc() */
 };
 
+#define EXL3_PLAN_CHUNK 64u
+
+/* Recorded calls; kept, for the next worker. */
+struct exl3_plan {
+	struct exl3_object obj; /* once the daemon has it */
+	struct exl3_channel *ch; /* borrowed; NULL: freed */
+	struct exl3_plan *next;  /* in ch->plans, under the client's list lock */
+	uint32_t handle;
+	uint32_t nr;
+	struct exl3_sqe *chunks[EXL3_PLAN_CALLS_MAX / EXL3_PLAN_CHUNK]; /* owned; entries do not move */
+};
+
 /* A published request whose completion has not been taken. */
 struct exl3_pending {
 	uint64_t user_data;
@@ -200,6 +213,8 @@ struct exl3_channel {
 	struct exl3_pending *pending; /* owned, cq_mask + 1; [first, last) free-running */
 	uint32_t pending_first, pending_last;
 	struct exl3_sqe *last; /* slot that was handed out last */
+	struct exl3_plan *recording; /* owned; what is prepared goes there; NULL: into the ring */
+	struct exl3_plan *plans;     /* of this channel, under the client's list lock */
 	struct exl3_stream *stream; /* owned; atomic, as the watcher looks; NULL: no stream call was made */
 	bool last_is_stream;        /* what exl3_submit() publishes is a stream call */
 	/* Completions of other requests that a stream call came across: for exl3_peek(). */
@@ -290,6 +305,19 @@ void exl3_stream_ended(struct exl3_channel *ch, const struct exl3_cqe *cqe);
 void exl3_stream_release(struct exl3_channel *ch, int result);
 /* Nobody may wait any more; leaves the words' arena, an object of the client. @forked: in a child. */
 void exl3_stream_free(struct exl3_channel *ch, bool forked);
+
+/* ---- plan.c ---- */
+
+/* Room for one more call; NULL with an error. */
+struct exl3_sqe *exl3_plan_next(struct exl3_channel *ch);
+/* What is being recorded is forgotten. */
+void exl3_plan_discard(struct exl3_channel *ch);
+/* The channel is being freed: it records nothing any more, and its plans are of no use. */
+void exl3_plans_forget(struct exl3_channel *ch);
+/* The requests that make the plan at a worker, one by one, through @send. */
+int exl3_plan_record(const struct exl3_plan *plan, uint32_t channel,
+		     int (*send)(void *arg, Exl3__Request *req, Exl3__Reply **reply), void *arg, uint32_t want,
+		     uint32_t *handle);
 
 /* ---- arena.c, cuda_mem.c ---- */
 

@@ -34,6 +34,7 @@ static void channel_drop(struct exl3_object *o)
 	exl3_channel_life_free(ch->next_life);
 	free(ch->pending);
 	free(ch->kept);
+	exl3_plan_discard(ch);
 	free(ch);
 }
 
@@ -199,6 +200,7 @@ struct exl3_channel *exl3_channel_free(struct exl3_channel *ch)
 	if (!ch || exl3_client_forked(ch->obj.client))
 		return NULL;
 	words = ch->stream ? ch->stream->words : NULL;
+	exl3_plans_forget(ch);
 	exl3_watcher_remove(ch);
 	exl3_object_remove(&ch->obj);
 	exl3_stream_release(ch, -ECANCELED);
@@ -297,6 +299,8 @@ struct exl3_sqe *exl3_sq_get(struct exl3_channel *ch)
 		exl3_client_check(ch->obj.client);
 		return NULL;
 	}
+	if (ch->recording)
+		return exl3_plan_next(ch);
 	if ((ch->stale || __atomic_load_n(&ch->ended, __ATOMIC_RELAXED)) && !revive(ch)) {
 		stale_error(ch);
 		return NULL;
@@ -341,6 +345,8 @@ int exl3_submit(struct exl3_channel *ch)
 
 	if (exl3_client_forked(ch->obj.client))
 		return exl3_client_check(ch->obj.client);
+	if (ch->recording)
+		return 0;
 	if (ch->stale || (!ch->map && (__atomic_load_n(&ch->ended, __ATOMIC_RELAXED) ||
 				       __atomic_load_n(&ch->obj.client->dead, __ATOMIC_RELAXED)))) {
 		forget_unpublished(ch);

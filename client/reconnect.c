@@ -120,6 +120,8 @@ static void take_places(struct restore *r)
 			take_place(r, ((const struct exl3_module *)o)->handle);
 		else if (o->type == EXL3_OBJECT_MLA)
 			take_place(r, ((const struct exl3_mla *)o)->handle);
+		else if (o->type == EXL3_OBJECT_PLAN)
+			take_place(r, ((const struct exl3_plan *)o)->handle);
 	}
 	pthread_mutex_unlock(&r->c->list);
 }
@@ -249,13 +251,43 @@ static int restore_channel(struct restore *r, struct exl3_object *obj)
 	return 0;
 }
 
+static int send_plan(void *arg, Exl3__Request *req, Exl3__Reply **reply)
+{
+	struct restore *r = arg;
+
+	return call(r->c, req, EXL3__REPLY__BODY_HANDLE, reply, NULL, 0);
+}
+
+/* For the ring that its channel will move to. */
+static int restore_plan(struct restore *r, struct exl3_object *obj)
+{
+	struct exl3_plan *plan = (struct exl3_plan *)obj;
+	uint32_t channel = 0, handle;
+	int e;
+
+	pthread_mutex_lock(&r->c->list);
+	if (plan->ch && plan->ch->next_life)
+		channel = plan->ch->next_life->id;
+	pthread_mutex_unlock(&r->c->list);
+	if (!channel)
+		return 0; /* it was freed: nobody can replay it */
+	e = exl3_plan_record(plan, channel, send_plan, r, plan->handle, &handle);
+	/* What it needs may have been closed since, or there is a smaller limit now. It is of no use then (-ENOENT),
+	 * and everything else is. */
+	if (e == -ENOENT || e == -EINVAL || e == -EDQUOT || e == -EOPNOTSUPP)
+		return 0;
+	if (e < 0)
+		return e;
+	return handle == plan->handle ? 0 : other_number("a plan");
+}
+
 /* All objects of one type, one after the other; each is pinned, so that nobody frees it meanwhile. */
 static int restore_type(struct restore *r, enum exl3_object_type type)
 {
 	static int (*const fn[EXL3_OBJECT_NR])(struct restore *r, struct exl3_object *o) = {
 		[EXL3_OBJECT_MODEL] = restore_model, [EXL3_OBJECT_MODULE] = restore_module,
 		[EXL3_OBJECT_MLA] = restore_mla,     [EXL3_OBJECT_ARENA] = restore_arena,
-		[EXL3_OBJECT_CHANNEL] = restore_channel,
+		[EXL3_OBJECT_CHANNEL] = restore_channel, [EXL3_OBJECT_PLAN] = restore_plan,
 	};
 	struct exl3_client *c = r->c;
 	struct exl3_object *o, *next;

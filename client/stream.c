@@ -355,6 +355,9 @@ int exl3_stream_call(struct exl3_channel *ch, void *stream, uint32_t *call)
 
 	if (exl3_client_forked(c))
 		return exl3_client_check(c);
+	if (ch->recording)
+		return exl3_errf(exl3_client_err(), -EOPNOTSUPP,
+				 "stream: the channel records a plan, which is replayed as a whole: exl3_plan_stream()");
 	if (!sqe || ch->ring.sq_next - ch->ring.sq_published != 1)
 		return exl3_errf(exl3_client_err(), -EINVAL,
 				 "stream: exactly one entry must be prepared and not submitted");

@@ -408,7 +408,9 @@ int exl3_channel_open(struct exl3_dispatch *d, const struct exl3_channel_options
 		.target = opt->target,
 		.arg = opt->arg,
 		.deterministic = d->deterministic,
+		.plans = opt->plan,
 	};
+	ch->plan_of = opt->plan;
 	for (uint32_t i = 0; i < d->nr_lanes; i++)
 		ch->env.kernels[i] = (struct exl3_check_kernels){d->lanes[i].ops->kernels,
 								 d->lanes[i].nr_kernels};
@@ -442,6 +444,7 @@ void exl3_channel_try_free(struct exl3_channel *ch)
 		exl3_sched_leave(&ch->lane->sched, &ch->flow);
 	ch->d->nr_channels--;
 	leave_tenant(ch);
+	exl3_plans_orphan(ch);
 	exl3_words_fini(ch);
 	exl3_segment_free(ch->segment);
 	exl3_closep(&ch->kick_fd);

@@ -158,6 +158,8 @@ static const struct verb {
 	[EXL3__REQUEST__BODY_FREE_BUFFER] = {"free buffer", exl3_verb_free_buffer, 0},
 	[EXL3__REQUEST__BODY_MAP_MODEL] = {"map model", exl3_verb_map_model, NOT_DRAIN},
 	[EXL3__REQUEST__BODY_MAP_FAILED] = {"map failed", exl3_verb_map_failed, 0},
+	[EXL3__REQUEST__BODY_RECORD_PLAN] = {"record plan", exl3_verb_record_plan, NOT_DRAIN},
+	[EXL3__REQUEST__BODY_FREE_PLAN] = {"free plan", exl3_verb_free_plan, 0},
 	[EXL3__REQUEST__BODY_REGISTER_MLA] = {"register mla", exl3_verb_register_mla, 0},
 	[EXL3__REQUEST__BODY_LOAD] = {"load", exl3_verb_load, ADMIN | NOT_DRAIN},
 	[EXL3__REQUEST__BODY_UNLOAD] = {"unload", exl3_verb_unload, ADMIN | NOT_DRAIN},

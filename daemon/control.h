@@ -112,6 +112,9 @@ int exl3_verb_calibrate_status(struct exl3_call *c);
 /* control_map.c */
 int exl3_verb_map_model(struct exl3_call *c);
 int exl3_verb_map_failed(struct exl3_call *c);
+/* control_plan.c */
+int exl3_verb_record_plan(struct exl3_call *c);
+int exl3_verb_free_plan(struct exl3_call *c);
 /* control_tenant.c */
 int exl3_verb_list_tenants(struct exl3_call *c);
 

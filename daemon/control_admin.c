@@ -235,7 +235,7 @@ static char *devices_of(const struct exl3_worker *w, const struct exl3_peer *pee
 	for (uint32_t i = 0; i < peer->nr_handles; i++) {
 		const struct exl3_handle *h = &peer->handles[i];
 
-		if (h->type != EXL3_HANDLE_NONE)
+		if (h->type != EXL3_HANDLE_NONE && h->type != EXL3_HANDLE_PLAN)
 			uses[h->model ? h->model->device->index : h->device] = true;
 	}
 	for (uint32_t i = 0; i < w->devices.nr; i++) {

@@ -31,6 +31,7 @@ int exl3_verb_create_channel(struct exl3_call *c)
 		.counters = &peer->counters,
 		.buffer = exl3_peer_buffer,
 		.target = exl3_peer_target,
+		.plan = exl3_peer_plan,
 		.arg = peer,
 		.who = peer->who,
 		.tenant = peer->tenant,

@@ -370,7 +370,7 @@ int exl3_verb_close_module(struct exl3_call *c)
 {
 	struct exl3_handle *h = exl3_handle_find(c->peer, c->req->close_module->handle);
 
-	if (!h || h->type == EXL3_HANDLE_MODEL)
+	if (!h || h->type == EXL3_HANDLE_MODEL || h->type == EXL3_HANDLE_PLAN)
 		return exl3_errf(&c->err, -ENOENT, "no open module or geometry has handle %u",
 				 c->req->close_module->handle);
 	exl3_handle_close(c->peer, h);

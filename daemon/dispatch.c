@@ -101,6 +101,8 @@ static void name_del(struct exl3_channel *ch, struct exl3_request *req)
 /* May it join what its channel has in its lane? If so, it does. */
 static bool may_join(struct exl3_channel *ch, struct exl3_request *req)
 {
+	if (req->c.op == EXL3_OP_PLAN && !exl3_replay_may_start(req))
+		return false;
 	if (!exl3_words_ready(req)) {
 		exl3_gate_unready(ch); /* the client may have changed its word */
 		return false;
@@ -117,7 +119,10 @@ static void join(struct exl3_channel *ch, struct exl3_request *req)
 		ch->lane = req->lane;
 		exl3_channel_account(ch);
 	}
-	exl3_sched_push(&ch->lane->sched, &ch->flow, &req->item);
+	if (req->c.op == EXL3_OP_PLAN)
+		exl3_replay_start(req);
+	else
+		exl3_sched_push(&ch->lane->sched, &ch->flow, &req->item);
 }
 
 /* Where a QUEUED item is. */
@@ -156,7 +161,9 @@ static void end(struct exl3_request *req, int result)
 		ch->tenant->requests--;
 		ch->requests--;
 	}
-	if (result == 0) {
+	if (req->c.op == EXL3_OP_PLAN) {
+		exl3_replay_leave(req); /* its calls were counted one by one */
+	} else if (result == 0) {
 		exl3_account_success(req);
 		ch->d->counters.rows += req->c.rows.m;
 		if (ch->counters)
@@ -166,10 +173,14 @@ static void end(struct exl3_request *req, int result)
 		exl3_words_end(ch, req->seq, result);
 }
 
-static void finish(struct exl3_request *req, int result, uint64_t detail, uint64_t exec_ns)
+void exl3_dispatch_finish(struct exl3_request *req, int result, uint64_t detail, uint64_t exec_ns)
 {
 	struct exl3_channel *ch = req->ch;
 
+	if (req->plan && req->c.op != EXL3_OP_PLAN) {
+		exl3_replay_call_ended(req, result, detail);
+		return;
+	}
 	end(req, result);
 	post(ch, req->c.op, req->user_data, result, detail, exec_ns);
 	exl3_dispatch_release(ch);
@@ -178,7 +189,7 @@ static void finish(struct exl3_request *req, int result, uint64_t detail, uint64
 void exl3_dispatch_end(struct exl3_request *req, int result)
 {
 	exl3_sched_remove(sched_of(req), &req->item);
-	finish(req, result, EXL3_DETAIL_NONE, 0);
+	exl3_dispatch_finish(req, result, EXL3_DETAIL_NONE, 0);
 }
 
 /* ---- entries ---- */
@@ -193,6 +204,12 @@ static int cancel(struct exl3_channel *ch, uint64_t user_data)
 	for (; req; req = req->next) {
 		if (req->user_data != user_data)
 			continue;
+		if (exl3_replay_runs(req)) {
+			rc = exl3_replay_cancel(req);
+			if (rc == 0)
+				return 0;
+			continue;
+		}
 		if (req->item.state == EXL3_ITEM_RUNNING && req->item.more && !req->cancelled) {
 			req->cancelled = true;
 			return 0;
@@ -226,6 +243,16 @@ void exl3_dispatch_refuse(struct exl3_channel *ch, const struct exl3_sqe *sqe, i
 	post(ch, sqe->op, sqe->user_data, code, detail, 0);
 }
 
+void exl3_dispatch_fresh(struct exl3_request *req)
+{
+	exl3_merge_enter(req);
+	req->first = 0;
+	req->skipped = req->exec_ns = 0;
+	req->cancelled = false;
+	if (req->c.op != EXL3_OP_PLAN)
+		exl3_slice_plan(req, req->lane ? &req->lane->pace : NULL, req->ch->d->chunk_ns);
+}
+
 void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 {
 	struct exl3_dispatch *d = ch->d;
@@ -238,6 +265,9 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	rc = exl3_check_sqe(sqe, &ch->env, &req->c, &detail);
 	if (rc == 0)
 		rc = admit(d, sqe->op, req->c.target.device);
+	req->plan = NULL;
+	if (rc == 0 && sqe->op == EXL3_OP_PLAN)
+		rc = exl3_replay_enter(req, sqe->module, &detail);
 	if (rc < 0) {
 		exl3_dispatch_refuse(ch, sqe, rc, detail);
 		return;
@@ -259,17 +289,14 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	req->item.deadline_ns = sqe->deadline_ns;
 	/* In a stream a NOP is an empty kernel of whatever device is in use. */
 	req->item.fence = sqe->op == EXL3_OP_NOP && !stream;
-	req->lane = &d->lanes[req->c.target.device];
 	if (sqe->op == EXL3_OP_NOP)
 		req->lane = stream ? ch->lane : NULL;
+	else if (sqe->op != EXL3_OP_PLAN)
+		req->lane = &d->lanes[req->c.target.device];
 	req->stream = stream;
 	req->seq = sqe->stream_seq;
-	exl3_merge_enter(req);
 	req->accepted_ns = d->turn_ns;
-	req->first = 0;
-	req->skipped = req->exec_ns = 0;
-	req->cancelled = false;
-	exl3_slice_plan(req, req->lane ? &req->lane->pace : NULL, d->chunk_ns);
+	exl3_dispatch_fresh(req);
 	req->counted = false;
 	if (ch->tenant) {
 		ch->tenant->requests++;
@@ -370,7 +397,7 @@ static void complete(struct exl3_lane *lane, struct exl3_launch *l, int result, 
 			.exec_ns = req->exec_ns};
 		if (cqe[i].result == 0)
 			cqe[i].detail = req->skipped;
-		told[i] = ended[i] && !req->stream && !ch->closed && !ch->failed;
+		told[i] = ended[i] && !req->stream && !req->plan && !ch->closed && !ch->failed;
 		if (told[i])
 			exl3_channel_answer(ch, &cqe[i]);
 	}
@@ -392,7 +419,7 @@ static void complete(struct exl3_lane *lane, struct exl3_launch *l, int result, 
 			exl3_channel_answered(ch, now_ns);
 			exl3_dispatch_release(ch);
 		} else {
-			finish(req, cqe[i].result, cqe[i].detail, cqe[i].exec_ns);
+			exl3_dispatch_finish(req, cqe[i].result, cqe[i].detail, cqe[i].exec_ns);
 		}
 		exl3_channel_try_free(ch);
 	}
@@ -455,7 +482,7 @@ static bool launch_all(struct exl3_lane *lane)
 		if (!nr)
 			break;
 		if (items[0]->state == EXL3_ITEM_IDLE) {
-			finish((struct exl3_request *)items[0], 0, EXL3_DETAIL_NONE, 0);
+			exl3_dispatch_finish((struct exl3_request *)items[0], 0, EXL3_DETAIL_NONE, 0);
 		} else if (launch(lane, items, nr) < 0) {
 			break; /* the device's next completion brings us back here */
 		}
@@ -533,7 +560,7 @@ static bool expire(struct exl3_sched *sched, uint64_t now_ns)
 		item = exl3_sched_expire(sched, now_ns);
 		if (!item)
 			break;
-		finish((struct exl3_request *)item, -ETIME, EXL3_DETAIL_NONE, 0);
+		exl3_dispatch_finish((struct exl3_request *)item, -ETIME, EXL3_DETAIL_NONE, 0);
 		any = true;
 	}
 	return any;

@@ -28,6 +28,7 @@
 
 struct exl3_dispatch;
 struct exl3_channel;
+struct exl3_recorded;
 struct exl3_tenant;
 struct exl3_metrics;
 struct exl3_tuned;
@@ -137,6 +138,7 @@ struct exl3_channel_options {
 	/* Look-ups of the peer's handles and buffers; not used after exl3_channel_close(). */
 	struct exl3_buffer *(*buffer)(void *arg, uint32_t id);
 	int (*target)(void *arg, uint32_t handle, struct exl3_target *ret);
+	struct exl3_recorded *(*plan)(void *arg, uint32_t handle); /* NULL: no such plan; optional */
 	void *arg;
 	const char *who; /* for the log */
 	struct exl3_tenant *tenant; /* a reference is taken; NULL: none */

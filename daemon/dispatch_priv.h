@@ -30,6 +30,7 @@ struct exl3_request {
 	bool counted;   /* its rows are its tenant's */
 	uint32_t seq;
 	uint64_t skipped, exec_ns;
+	struct exl3_recorded *plan;  /* op PLAN: that it replays, counted; else that it is a call of, or NULL */
 	struct exl3_shared_geometry *geometry; /* of an MLA request that may share a launch, else NULL */
 	struct exl3_checked c; /* pins buffers and model while queued or running */
 };
@@ -99,6 +100,8 @@ struct exl3_channel {
 	struct exl3_sqe stash;          /* taken, waits for rows of its tenant to end */
 	bool stashed;
 	struct exl3_check_env env;
+	struct exl3_recorded *(*plan_of)(void *arg, uint32_t handle); /* with env.arg; NULL: has none */
+	struct exl3_recorded *plans; /* list of those whose replays are its requests */
 	char who[96];
 	uint32_t id;
 };
@@ -258,6 +261,26 @@ bool exl3_words_turn(struct exl3_dispatch *d, uint64_t now_ns);
 bool exl3_words_may_sleep(const struct exl3_dispatch *d, uint64_t now_ns, uint64_t *until_ns);
 void exl3_words_fini(struct exl3_channel *ch);
 
+/* replay.c */
+/* A checked entry: 0, with the request's plan, models and rows filled in; or why not. */
+int exl3_replay_enter(struct exl3_request *req, uint32_t handle, enum exl3_detail *detail);
+uint32_t exl3_replay_rows(const struct exl3_channel *ch, uint32_t handle); /* of its longest call; 0: no such plan */
+bool exl3_replay_may_start(const struct exl3_request *req); /* the plan is free */
+/* All its calls are queued, in the lane of its channel. */
+void exl3_replay_start(struct exl3_request *req);
+/* A call of it has ended, IDLE; with the last one the replay does. */
+void exl3_replay_call_ended(struct exl3_request *call, int result, uint64_t detail);
+/* The calls that have not started are taken out: 0, or -EALREADY: there are none. */
+int exl3_replay_cancel(struct exl3_request *req);
+bool exl3_replay_runs(const struct exl3_request *req);
+/* The replay has ended, however: it lets go of plan and models. */
+void exl3_replay_leave(struct exl3_request *req);
+void exl3_plans_orphan(struct exl3_channel *ch);
+
+/* dispatch.c: checked, with channel and lane: its key, its first slice. */
+void exl3_dispatch_fresh(struct exl3_request *req);
+/* dispatch.c: a request that is IDLE has ended. */
+void exl3_dispatch_finish(struct exl3_request *req, int result, uint64_t detail, uint64_t exec_ns);
 /* dispatch.c: what a channel holds back may go, as far as it may. */
 void exl3_dispatch_release(struct exl3_channel *ch);
 /* A QUEUED request ends. */

@@ -16,17 +16,24 @@
 
 #include <errno.h>
 
-static bool rows_count(const struct exl3_sqe *sqe)
+static uint32_t rows_of(const struct exl3_channel *ch, const struct exl3_sqe *sqe)
 {
+	if (sqe->op == EXL3_OP_NOP || sqe->op == EXL3_OP_CANCEL)
+		return 0;
+	if (sqe->op == EXL3_OP_PLAN)
+		return exl3_replay_rows(ch, sqe->module);
 	/* Other numbers are not legal: the check says so. */
-	return sqe->op != EXL3_OP_NOP && sqe->op != EXL3_OP_CANCEL && sqe->rows <= EXL3_M_MAX;
+	return sqe->rows <= EXL3_M_MAX ? sqe->rows : 0;
 }
 
-static bool fits(const struct exl3_tenant *t, const struct exl3_sqe *sqe)
+static bool fits(const struct exl3_channel *ch, const struct exl3_sqe *sqe)
 {
-	if (!t->conf.rows || !rows_count(sqe) || sqe->rows > t->conf.rows)
+	const struct exl3_tenant *t = ch->tenant;
+	uint32_t rows = t->conf.rows ? rows_of(ch, sqe) : 0;
+
+	if (!rows || rows > t->conf.rows)
 		return true; /* more than all: it is refused at once */
-	return !t->next_rows && t->rows + sqe->rows <= t->conf.rows;
+	return !t->next_rows && t->rows + rows <= t->conf.rows;
 }
 
 /* Its rows count later. */
@@ -58,12 +65,12 @@ bool exl3_gate_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	const struct exl3_tenant *t = ch->tenant;
 
 	if (t && !ch->d->draining) {
-		if (!held_back(ch, sqe) && !fits(t, sqe)) {
+		if (!held_back(ch, sqe) && !fits(ch, sqe)) {
 			ch->stash = *sqe;
 			ch->stashed = true;
 			return false;
 		}
-		if (t->conf.rows && rows_count(sqe) && sqe->rows > t->conf.rows) {
+		if (t->conf.rows && rows_of(ch, sqe) > t->conf.rows) {
 			exl3_dispatch_refuse(ch, sqe, -EDQUOT, EXL3_DETAIL_LIMIT);
 			return true;
 		}
@@ -187,7 +194,7 @@ bool exl3_gates_turn(struct exl3_dispatch *d, uint64_t now_ns)
 		for (uint32_t i = 0; i < EXL3_TAKE_MAX && t->waiting && !stashed; i++) {
 			stashed = t->waiting->stashed;
 			if (stashed ? !d->draining && !held_back(t->waiting, &t->waiting->stash) &&
-					      !fits(t, &t->waiting->stash)
+					      !fits(t->waiting, &t->waiting->stash)
 				    : i >= there)
 				break;
 			exl3_channel_poll(t->waiting);

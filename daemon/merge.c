@@ -83,7 +83,7 @@ void exl3_merge_enter(struct exl3_request *req)
 	if (c->rows.m > EXL3_TRAIN_ROWS_MAX)
 		return;
 	/* A chosen kernel or other constants are for this request alone. */
-	if (c->kernel || !req->lane || c->op == EXL3_OP_NOP ||
+	if (c->kernel || !req->lane || c->op == EXL3_OP_NOP || c->op == EXL3_OP_PLAN ||
 	    req->lane->sched.merge_max < 2)
 		return;
 	if (c->deterministic) {

@@ -33,6 +33,7 @@ static const struct {
 static const char *const ops[EXL3_METRIC_OPS] = {
 	[EXL3_OP_NOP] = "nop", [EXL3_OP_LINEAR] = "linear",         [EXL3_OP_MOE] = "moe",
 	[EXL3_OP_MLP] = "mlp", [EXL3_OP_MLA_DECODE] = "mla_decode", [EXL3_OP_CANCEL] = "cancel",
+	[EXL3_OP_PLAN] = "plan",
 	[EXL3_OP_NR] = "invalid"};
 
 static const char *const kinds[EXL3_BYTES_NR] = {

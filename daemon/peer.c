@@ -6,6 +6,7 @@
 #include "daemon/fault.h"
 #include "daemon/log.h"
 #include "daemon/mapper.h"
+#include "daemon/replay.h"
 #include "proto/frame.h"
 
 #include <assert.h>
@@ -123,6 +124,10 @@ void exl3_handle_close(struct exl3_peer *peer, struct exl3_handle *h)
 		h->model->opened--;
 	peer->nr_open[h->type]--;
 	exl3_registered_put(h->model);
+	if (h->plan) {
+		peer->nr_calls -= exl3_recorded_calls(h->plan);
+		exl3_recorded_put(h->plan);
+	}
 	*h = (struct exl3_handle){.generation = h->generation};
 	if (slot < peer->free_hint)
 		peer->free_hint = slot;
@@ -133,7 +138,7 @@ int exl3_peer_target(void *arg, uint32_t handle, struct exl3_target *ret)
 	struct exl3_handle *h = exl3_handle_find(arg, handle);
 
 	*ret = (struct exl3_target){0};
-	if (!h || h->type == EXL3_HANDLE_MODEL)
+	if (!h || h->type == EXL3_HANDLE_MODEL || h->type == EXL3_HANDLE_PLAN)
 		return -ENOENT;
 	if (h->type == EXL3_HANDLE_MLA) {
 		ret->mla = &h->mla;
@@ -146,6 +151,13 @@ int exl3_peer_target(void *arg, uint32_t handle, struct exl3_target *ret)
 	ret->model = h->model;
 	ret->device = h->model->device->index;
 	return 0;
+}
+
+struct exl3_recorded *exl3_peer_plan(void *arg, uint32_t handle)
+{
+	struct exl3_handle *h = exl3_handle_find(arg, handle);
+
+	return h && h->type == EXL3_HANDLE_PLAN ? h->plan : NULL;
 }
 
 /* ---- buffers ---- */
@@ -644,6 +656,24 @@ static void move_peer(struct exl3_peer *peer, struct exl3_tenant *to)
 	peer->tenant = exl3_tenant_get(to);
 }
 
+/* May it still use the models of it? */
+static int check_handle(const struct exl3_peer *peer, const struct exl3_handle *h, struct exl3_error *err)
+{
+	const struct exl3_registered *model = h->model;
+	uint32_t i = 0;
+
+	if (h->plan)
+		model = exl3_recorded_model(h->plan, i++);
+	while (model) {
+		int rc = exl3_peer_check_model(peer, model->name, err);
+
+		if (rc < 0)
+			return rc;
+		model = h->plan ? exl3_recorded_model(h->plan, i++) : NULL;
+	}
+	return 0;
+}
+
 void exl3_peer_reconsider(struct exl3_peer *peer)
 {
 	struct exl3_tenant *t = exl3_policy_match(&peer->w->policy, &peer->id);
@@ -658,10 +688,7 @@ void exl3_peer_reconsider(struct exl3_peer *peer)
 		return;
 	}
 	for (uint32_t i = 0; i < peer->nr_handles; i++) {
-		const struct exl3_handle *h = &peer->handles[i];
-
-		if (h->type != EXL3_HANDLE_NONE && h->model &&
-		    exl3_peer_check_model(peer, h->model->name, &err) < 0) {
+		if (check_handle(peer, &peer->handles[i], &err) < 0) {
 			exl3_control_farewell(peer, &err);
 			return;
 		}

@@ -17,7 +17,7 @@
 
 #define EXL3_REPLIES_MAX 64u /* replies that a client may leave unread */
 
-enum exl3_handle_type { EXL3_HANDLE_NONE, EXL3_HANDLE_MODEL, EXL3_HANDLE_MODULE, EXL3_HANDLE_MLA };
+enum exl3_handle_type { EXL3_HANDLE_NONE, EXL3_HANDLE_MODEL, EXL3_HANDLE_MODULE, EXL3_HANDLE_MLA, EXL3_HANDLE_PLAN, EXL3_HANDLE_NR };
 
 struct exl3_handle {
 	uint8_t type;
@@ -26,6 +26,7 @@ struct exl3_handle {
 	const struct exl3_module_desc *desc; /* MODULE; valid while model is READY */
 	struct exl3_mla_geometry mla;
 	uint32_t device; /* MLA: where its requests run */
+	struct exl3_recorded *plan; /* counted; PLAN */
 };
 
 struct exl3_mapper;
@@ -55,7 +56,8 @@ struct exl3_peer {
 	struct exl3_handle *handles; /* owned array */
 	uint32_t nr_handles;         /* slots */
 	uint32_t free_hint;          /* no free slot below it */
-	uint32_t nr_open[EXL3_HANDLE_MLA + 1];
+	uint32_t nr_open[EXL3_HANDLE_NR];
+	uint32_t nr_calls; /* of all plans */
 
 	struct exl3_buffer *buffers[EXL3_BUFFERS_MAX]; /* a reference each */
 	uint8_t buffer_generation[EXL3_BUFFERS_MAX];
@@ -124,6 +126,7 @@ void exl3_buffer_uncharge(struct exl3_buffer *buf);
 void exl3_buffer_free(void *worker, struct exl3_buffer *buf); /* the last reference is gone */
 
 int exl3_peer_target(void *peer, uint32_t handle, struct exl3_target *ret);
+struct exl3_recorded *exl3_peer_plan(void *peer, uint32_t handle); /* NULL: no such plan */
 
 /* ---- replies ---- */
 

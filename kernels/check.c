@@ -312,7 +312,7 @@ static int check_mla(struct checker *c)
 	return 0;
 }
 
-/* NOP and CANCEL have no operands: everything but the named fields must be zero. */
+/* NOP, CANCEL and PLAN have no operands: everything but the named fields must be zero. */
 static int check_plain(struct checker *c)
 {
 	struct exl3_sqe rest = *c->sqe;
@@ -320,6 +320,8 @@ static int check_plain(struct checker *c)
 	rest.op = 0;
 	rest.user_data = 0;
 	rest.deadline_ns = 0;
+	if (c->sqe->op == EXL3_OP_PLAN)
+		rest.module = 0;
 	if (c->sqe->op == EXL3_OP_CANCEL)
 		rest.u.cancel.user_data = 0;
 	else if (rest.flags & EXL3_STREAM)
@@ -343,6 +345,8 @@ int exl3_check_sqe(const struct exl3_sqe *sqe, const struct exl3_check_env *env,
 	case EXL3_OP_NOP:
 	case EXL3_OP_CANCEL:
 		return check_plain(&c);
+	case EXL3_OP_PLAN:
+		return env->plans ? check_plain(&c) : fail(&c, -EINVAL, EXL3_DETAIL_OP);
 	case EXL3_OP_LINEAR:
 		return check_linear(&c);
 	case EXL3_OP_MOE:

@@ -47,6 +47,7 @@ struct exl3_check_env {
 	} kernels[EXL3_DEVICES_MAX];
 	bool deterministic; /* for all requests */
 	bool stream;        /* the channel has words for stream calls */
+	bool plans;         /* entries may replay plans */
 };
 
 /* A request that may run. */
@@ -70,9 +71,9 @@ struct exl3_checked {
 };
 
 /**
- * exl3_check_sqe() - check an entry with op LINEAR, MOE, MLP, MLA_DECODE, NOP or CANCEL.
+ * exl3_check_sqe() - check an entry.
  * @sqe: private copy.
- * @ret: filled in on success; for NOP and CANCEL only op counts.
+ * @ret: filled in on success; for NOP, CANCEL and PLAN only op counts.
  * @detail: enum exl3_detail on failure.
  * Returns 0, -EINVAL, -ENOENT or -EOPNOTSUPP. Pure, but for the environment's look-ups.
  */

@@ -26,6 +26,9 @@ extern "C" {
 #define EXL3_SQ_ENTRIES_MAX  4096u  /* a power of two; the CQ has twice as many entries */
 #define EXL3_CHANNELS_MAX    64u    /* channels of one client */
 #define EXL3_BUFFERS_MAX     1024u  /* arenas and registered buffers of one client */
+#define EXL3_PLANS_MAX       64u    /* recorded plans of one client */
+#define EXL3_PLAN_CALLS_MAX  4096u  /* calls of one of them */
+#define EXL3_PLANS_CALLS_MAX 16384u /* of all of one client */
 #define EXL3_HANDLES_MAX     65536u /* open modules and MLA geometries of one client */
 #define EXL3_NAME_MAX        512u   /* bytes of a model, module or tensor name, without the zero */
 #define EXL3_DOMAIN_NAME_MAX 32u    /* bytes of a fault domain's name */
@@ -99,6 +102,7 @@ enum exl3_op {
 	EXL3_OP_MLP = 3,
 	EXL3_OP_MLA_DECODE = 4,
 	EXL3_OP_CANCEL = 5,
+	EXL3_OP_PLAN = 6, /* replay of a recorded plan, whose handle is sqe.module */
 	EXL3_OP_NR
 };
 
@@ -215,6 +219,10 @@ enum exl3_detail {
 	EXL3_DETAIL_STREAM = 14,  /* a stream call on a channel without stream words */
 	EXL3_DETAIL_NR
 };
+
+/* A plan's completion with a negative result: the call that failed first, counted from 0, in detail's upper half. */
+#define EXL3_PLAN_DETAIL(call, detail) (((uint64_t)(call) + 1) << 32 | (uint32_t)(detail))
+#define EXL3_PLAN_CALL(detail)         ((uint32_t)((detail) >> 32) - 1u) /* UINT32_MAX: none, the plan itself */
 
 /* Ring words: one cache line each, one writer each. Indices run freely over 2^32. */
 struct exl3_ring_word {

@@ -2,6 +2,8 @@
 /* util.c - errors as code and sentence, and owners that clean up after themselves. */
 #include "shm/util.h"
 
+#include "shm/exl3_abi.h"
+
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -121,4 +123,27 @@ const char *exl3_nearest(const char *word, const char *const *first, size_t nr, 
 		ret = name;
 	}
 	return ret;
+}
+
+const char *exl3_detail_text(uint32_t detail)
+{
+	static const char *const text[EXL3_DETAIL_NR] = {
+		[EXL3_DETAIL_OP] = "unknown operation or flag, or a reserved field is not zero",
+		[EXL3_DETAIL_MODULE] = "no such module, or one of another kind",
+		[EXL3_DETAIL_DTYPE] = "an element type that this operation does not take",
+		[EXL3_DETAIL_ROWS] = "row count out of range",
+		[EXL3_DETAIL_STRIDE] = "row stride too small or not a multiple of 16",
+		[EXL3_DETAIL_ALIGN] = "an operand is not 16-byte aligned",
+		[EXL3_DETAIL_BUFFER] = "no such buffer",
+		[EXL3_DETAIL_BOUNDS] = "an operand reaches past the end of its buffer",
+		[EXL3_DETAIL_TOPK] = "topk out of range",
+		[EXL3_DETAIL_KERNEL] =
+			"no kernel for this shape and type, or not the one asked for",
+		[EXL3_DETAIL_MODEL] = "the module's model was unloaded",
+		[EXL3_DETAIL_OVERLAP] = "the output overlaps an input",
+		[EXL3_DETAIL_LIMIT] = "more rows than its tenant may have in flight (rows)",
+		[EXL3_DETAIL_STREAM] = "the channel has no words for stream calls",
+	};
+
+	return detail < EXL3_DETAIL_NR && text[detail] ? text[detail] : "no reason is known";
 }
