@@ -135,6 +135,11 @@ def _declare(lib):
         "prep_moe": (None, [C.POINTER(_Sqe)] + rows + [ref, u, ref, u, u32]),
         "prep_nop": (None, [C.POINTER(_Sqe)]),
         "prep_cancel": (None, [C.POINTER(_Sqe), u64]),
+        "plan_begin": (C.c_int, [p]),
+        "plan_end": (C.c_int, [p, out]),
+        "plan_free": (p, [p]),
+        "plan_calls": (u32, [p]),
+        "prep_plan": (None, [C.POINTER(_Sqe), p]),
         "mla_register": (C.c_int, [p, C.POINTER(_MlaShape), C.POINTER(u32)]),
         "prep_mla": (None, [C.POINTER(_Sqe), u32, ref, u, ref, ref, ref, u, ref, u32, C.c_float, C.c_float]),
         "prep_mla_lengths": (None, [C.POINTER(_Sqe), ref]),
@@ -411,6 +416,7 @@ class Channel:
         self.mode_reason = why.value.decode(errors="replace")  # why it is direct although mapped was preferred, or ""
         self._next = 0
         self._entries, self._call = entries, 0
+        self._recording = False
 
     def _get(self, options=()):
         self.client._live()
@@ -427,6 +433,11 @@ class Channel:
         return self.client.operand(x, self.mode == "mapped")
 
     def _send(self, sqe, wait, flags=0, timeout_ns=0, stream=None):
+        if self._recording:
+            if timeout_ns or stream is not None:
+                raise ValueError("a call of a plan has no deadline and no stream of its own")
+            sqe.contents.flags = flags
+            return None
         self._next += 1
         number = self._next
         sqe.contents.user_data = number
@@ -448,6 +459,16 @@ class Channel:
         if c.result < 0:
             raise Error(-c.result, _lib.exl3_result_text(C.byref(c)).decode())
         return c
+
+    def record(self):
+        """A Plan of the calls that are made while it is a context:
+
+            with channel.record() as plan:
+                channel.linear(qkv, x, y)
+                channel.linear(down, h, z)
+            plan.run()     # both, on what the arrays hold by then; one entry, one completion
+        """
+        return Plan(self)
 
     def wait(self, timeout_ns=FOREVER):
         """The next Completion; None: time is up, or nothing is outstanding."""
@@ -527,6 +548,46 @@ class Channel:
         if lengths:
             _lib.exl3_prep_mla_lengths(sqe, lengths.ref)
         return self._send(sqe, wait, **options)
+
+
+class Plan:
+    """Recorded calls of a channel; see Channel.record() and, for what a plan keeps and when it fails, exl3.h."""
+
+    def __init__(self, channel):
+        self.channel, self._p = channel, None
+
+    def __enter__(self):
+        self.channel.client._live()
+        _check(_lib.exl3_plan_begin(self.channel._p))
+        self.channel._recording = True
+        return self
+
+    def __exit__(self, kind, *_):
+        self.channel._recording = False
+        plan = C.c_void_p()
+        if kind:
+            _lib.exl3_plan_end(self.channel._p, None)
+        else:
+            _check(_lib.exl3_plan_end(self.channel._p, C.byref(plan)))
+            self._p = plan
+
+    def __len__(self):
+        return _lib.exl3_plan_calls(self._p) if self._p else 0
+
+    def run(self, wait=True, **options):
+        """Replays it. Options: timeout_ns, stream."""
+        if not self._p:
+            raise ValueError("the plan is not recorded, or was freed")
+        sqe = self.channel._get(options)
+        _lib.exl3_prep_plan(sqe, self._p)
+        return self.channel._send(sqe, wait, **options)
+
+    def free(self):
+        """After its last replay; else it lives as long as its client."""
+        if self._p:
+            self.channel.client._live()
+            _lib.exl3_plan_free(self._p)
+            self._p = None
 
 
 def _now():

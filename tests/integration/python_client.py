@@ -45,6 +45,25 @@ def main():
         out["nothing left"] = channel.wait() is None
         channel.nop()
 
+        # Recorded, and replayed on other values.
+        with channel.record() as plan:
+            channel.linear(module, x, y)
+            channel.nop()
+        single = floats(y)
+        fill(y, [0.0] * len(single))
+        out["plan"] = len(plan) == 2 and plan.run().result == 0 and floats(y) == single
+        call = plan.run(stream=exl3.HOST)
+        channel.ready(call)
+        out["plan stream"] = channel.stream_result(call).result == 0
+        plan.free()
+        out["plan freed"] = len(plan) == 0
+        try:
+            with channel.record():
+                channel.linear(module, x, y, timeout_ns=1)
+            out["plan deadline"] = "nothing"
+        except ValueError as e:
+            out["plan deadline"] = str(e)
+
         # In the order of a stream that is this program; more of them than the ring has room for.
         before = floats(y)
         fill(y, [0.0] * len(before))
