@@ -153,10 +153,15 @@ struct exl3_plan {
 	struct exl3_object obj; /* once the daemon has it */
 	struct exl3_channel *ch; /* borrowed; NULL: freed */
 	struct exl3_plan *next;  /* in ch->plans, under the client's list lock */
-	uint32_t handle;
+	uint32_t handle;         /* atomic: reconnect.c clears it when the next worker does not get the plan */
 	uint32_t nr;
 	struct exl3_sqe *chunks[EXL3_PLAN_CALLS_MAX / EXL3_PLAN_CHUNK]; /* owned; entries do not move */
 };
+
+static inline uint32_t exl3_plan_handle(const struct exl3_plan *plan)
+{
+	return __atomic_load_n(&plan->handle, __ATOMIC_RELAXED);
+}
 
 /* A published request whose completion has not been taken. */
 struct exl3_pending {
@@ -294,6 +299,8 @@ int exl3_channel_take(struct exl3_channel *ch);
 bool exl3_channel_sleep(struct exl3_channel *ch, uint64_t end_ns);
 /* Drops what was handed out and not submitted. */
 void exl3_channel_forget(struct exl3_channel *ch);
+/* 0, also because it has just moved to the next worker; -ESTALE. */
+int exl3_channel_live(struct exl3_channel *ch);
 
 /* ---- stream.c ---- */
 

@@ -31,8 +31,13 @@ int exl3_plan_begin(struct exl3_channel *ch)
 {
 	int e = exl3_client_check(ch->obj.client);
 
+	if (e == 0)
+		e = exl3_channel_live(ch);
 	if (e < 0)
 		return e;
+	if (ch->map)
+		return exl3_errf(exl3_client_err(), -EOPNOTSUPP,
+				 "plan: the channel runs its calls in this process (mapped mode), where a replay gains nothing");
 	if (ch->recording)
 		return exl3_errf(exl3_client_err(), -EBUSY, "plan: the channel records one already");
 	if (ch->ring.sq_next != ch->ring.sq_published)
@@ -194,12 +199,11 @@ struct exl3_plan *exl3_plan_free(struct exl3_plan *plan)
 	c = plan->obj.client;
 	exl3_object_remove(&plan->obj);
 	unlink_plan(plan);
-	body.handle = plan->handle;
+	body.handle = exl3_plan_handle(plan);
 	req.body_case = EXL3__REQUEST__BODY_FREE_PLAN;
 	req.free_plan = &body;
-	/* A worker that does not know it says -ENOENT, and that is all right. */
-	if (exl3_client_check(c) == 0)
-		exl3_client_call(c, &req, EXL3__REPLY__BODY__NOT_SET, EXL3_CALL_TIMEOUT_NS, NULL, NULL, 0);
+	if (body.handle)
+		exl3_client_tell(c, &req, UINT64_MAX);
 	plan_drop(&plan->obj);
 	return NULL;
 }
@@ -214,7 +218,7 @@ uint32_t exl3_plan_calls(const struct exl3_plan *plan)
 void exl3_prep_plan(struct exl3_sqe *sqe, const struct exl3_plan *plan)
 {
 	sqe->op = EXL3_OP_PLAN;
-	sqe->module = plan->handle;
+	sqe->module = exl3_plan_handle(plan);
 }
 
 static int next_entry(struct exl3_plan *plan, struct exl3_sqe **sqe)

@@ -290,6 +290,13 @@ static bool revive(struct exl3_channel *ch)
 
 /* ---- requests ---- */
 
+int exl3_channel_live(struct exl3_channel *ch)
+{
+	if ((ch->stale || __atomic_load_n(&ch->ended, __ATOMIC_RELAXED)) && !revive(ch))
+		return stale_error(ch);
+	return 0;
+}
+
 struct exl3_sqe *exl3_sq_get(struct exl3_channel *ch)
 {
 	struct exl3_sqe *sqe;
@@ -301,10 +308,8 @@ struct exl3_sqe *exl3_sq_get(struct exl3_channel *ch)
 	}
 	if (ch->recording)
 		return exl3_plan_next(ch);
-	if ((ch->stale || __atomic_load_n(&ch->ended, __ATOMIC_RELAXED)) && !revive(ch)) {
-		stale_error(ch);
+	if (exl3_channel_live(ch) < 0)
 		return NULL;
-	}
 	/* Requests that were cancelled out of order keep their place in the table of pending ones. */
 	if (ch->pending_last - ch->pending_first + (ch->ring.sq_next - ch->ring.sq_published) >
 	    ch->ring.cq_mask)

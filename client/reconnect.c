@@ -120,7 +120,7 @@ static void take_places(struct restore *r)
 			take_place(r, ((const struct exl3_module *)o)->handle);
 		else if (o->type == EXL3_OBJECT_MLA)
 			take_place(r, ((const struct exl3_mla *)o)->handle);
-		else if (o->type == EXL3_OBJECT_PLAN)
+		else if (o->type == EXL3_OBJECT_PLAN && ((const struct exl3_plan *)o)->handle)
 			take_place(r, ((const struct exl3_plan *)o)->handle);
 	}
 	pthread_mutex_unlock(&r->c->list);
@@ -269,13 +269,17 @@ static int restore_plan(struct restore *r, struct exl3_object *obj)
 	if (plan->ch && plan->ch->next_life)
 		channel = plan->ch->next_life->id;
 	pthread_mutex_unlock(&r->c->list);
-	if (!channel)
-		return 0; /* it was freed: nobody can replay it */
+	if (!channel || !plan->handle) {
+		__atomic_store_n(&plan->handle, 0, __ATOMIC_RELAXED); /* the number is another one's by and by */
+		return 0;
+	}
 	e = exl3_plan_record(plan, channel, send_plan, r, plan->handle, &handle);
 	/* What it needs may have been closed since, or there is a smaller limit now. It is of no use then (-ENOENT),
 	 * and everything else is. */
-	if (e == -ENOENT || e == -EINVAL || e == -EDQUOT || e == -EOPNOTSUPP)
+	if (e == -ENOENT || e == -EINVAL || e == -EDQUOT || e == -EOPNOTSUPP) {
+		__atomic_store_n(&plan->handle, 0, __ATOMIC_RELAXED);
 		return 0;
+	}
 	if (e < 0)
 		return e;
 	return handle == plan->handle ? 0 : other_number("a plan");

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* control_plan.c - verbs for plans: calls that are recorded and checked once. */
 #include "daemon/control.h"
+#include "daemon/fault.h"
 #include "daemon/replay.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void recorded_putp(struct exl3_recorded **r)
@@ -22,9 +24,13 @@ static int plan_new(struct exl3_call *c, uint32_t *handle)
 
 	if (slot >= EXL3_CHANNELS_MAX || !c->peer->channels[slot])
 		return exl3_errf(&c->err, -ENOENT, "plan: there is no channel %u", req->channel);
-	if (c->peer->nr_open[EXL3_HANDLE_PLAN] >= EXL3_PLANS_MAX)
-		return exl3_errf(&c->err, -EDQUOT, "plan: a client may have %u of them", EXL3_PLANS_MAX);
-	rc = exl3_recorded_new(c->peer->channels[slot], &plan, &c->err);
+	if (!c->peer->plan_count) {
+		c->peer->plan_count = exl3_fault("replay.count") ? NULL : calloc(1, sizeof(*c->peer->plan_count));
+		if (!c->peer->plan_count)
+			return exl3_errf(&c->err, -ENOMEM, "plan: out of memory");
+		c->peer->plan_count->refs = 1;
+	}
+	rc = exl3_recorded_new(c->peer->channels[slot], c->peer->plan_count, &plan, &c->err);
 	if (rc < 0)
 		return rc;
 	h.plan = plan;
@@ -38,18 +44,14 @@ static int plan_add(struct exl3_call *c, struct exl3_handle *h)
 {
 	const Exl3__RecordPlan *req = c->req->record_plan;
 	struct exl3_sqe sqes[EXL3_PACKET_MAX / sizeof(struct exl3_sqe)]; /* aligned, unlike the packet */
-	uint32_t nr = (uint32_t)(req->entries.len / sizeof(sqes[0])), before = exl3_recorded_calls(h->plan);
+	uint32_t nr = (uint32_t)(req->entries.len / sizeof(sqes[0]));
 	int rc;
 
 	if (req->entries.len % sizeof(sqes[0]) || req->entries.len > sizeof(sqes))
 		return exl3_errf(&c->err, -EINVAL, "plan: %zu bytes are no whole entries", req->entries.len);
-	if (nr > EXL3_PLANS_CALLS_MAX - c->peer->nr_calls)
-		return exl3_errf(&c->err, -EDQUOT, "plan: a client may have %u calls recorded, %u are",
-				 EXL3_PLANS_CALLS_MAX, c->peer->nr_calls);
 	if (nr)
 		memcpy(sqes, req->entries.data, req->entries.len);
 	rc = exl3_recorded_add(h->plan, sqes, nr, &c->err);
-	c->peer->nr_calls += exl3_recorded_calls(h->plan) - before;
 	return rc == 0 && req->last ? exl3_recorded_finish(h->plan, &c->err) : rc;
 }
 

@@ -101,7 +101,8 @@ static void name_del(struct exl3_channel *ch, struct exl3_request *req)
 /* May it join what its channel has in its lane? If so, it does. */
 static bool may_join(struct exl3_channel *ch, struct exl3_request *req)
 {
-	if (req->c.op == EXL3_OP_PLAN && !exl3_replay_may_start(req))
+	/* What it asks for comes behind all calls of a replay. */
+	if (ch->replaying || (req->c.op == EXL3_OP_PLAN && !exl3_replay_may_start(req)))
 		return false;
 	if (!exl3_words_ready(req)) {
 		exl3_gate_unready(ch); /* the client may have changed its word */
@@ -231,7 +232,7 @@ static int admit(const struct exl3_dispatch *d, uint8_t op, uint32_t device)
 		return 0;
 	if (d->draining)
 		return -ESHUTDOWN;
-	return op != EXL3_OP_NOP && d->lanes[device].lost ? -EIO : 0;
+	return op != EXL3_OP_NOP && op != EXL3_OP_PLAN && d->lanes[device].lost ? -EIO : 0;
 }
 
 void exl3_dispatch_refuse(struct exl3_channel *ch, const struct exl3_sqe *sqe, int code,
@@ -279,7 +280,7 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 		return;
 	}
 	stream = sqe->flags & EXL3_STREAM;
-	if (sqe->op == EXL3_OP_NOP && !stream && !ch->flow.queued && !ch->flow.running &&
+	if (sqe->op == EXL3_OP_NOP && !stream && !ch->replaying && !ch->flow.queued && !ch->flow.running &&
 	    !ch->held.queued) {
 		post(ch, sqe->op, sqe->user_data, 0, EXL3_DETAIL_NONE, 0);
 		return;

@@ -101,6 +101,7 @@ struct exl3_channel {
 	bool stashed;
 	struct exl3_check_env env;
 	struct exl3_recorded *(*plan_of)(void *arg, uint32_t handle); /* with env.arg; NULL: has none */
+	struct exl3_recorded *replaying; /* that has calls to queue yet, or NULL */
 	struct exl3_recorded *plans; /* list of those whose replays are its requests */
 	char who[96];
 	uint32_t id;
@@ -266,7 +267,7 @@ void exl3_words_fini(struct exl3_channel *ch);
 int exl3_replay_enter(struct exl3_request *req, uint32_t handle, enum exl3_detail *detail);
 uint32_t exl3_replay_rows(const struct exl3_channel *ch, uint32_t handle); /* of its longest call; 0: no such plan */
 bool exl3_replay_may_start(const struct exl3_request *req); /* the plan is free */
-/* All its calls are queued, in the lane of its channel. */
+/* Its calls are queued, a few at a time, in the lane of its channel. */
 void exl3_replay_start(struct exl3_request *req);
 /* A call of it has ended, IDLE; with the last one the replay does. */
 void exl3_replay_call_ended(struct exl3_request *call, int result, uint64_t detail);

@@ -124,10 +124,7 @@ void exl3_handle_close(struct exl3_peer *peer, struct exl3_handle *h)
 		h->model->opened--;
 	peer->nr_open[h->type]--;
 	exl3_registered_put(h->model);
-	if (h->plan) {
-		peer->nr_calls -= exl3_recorded_calls(h->plan);
-		exl3_recorded_put(h->plan);
-	}
+	exl3_recorded_put(h->plan);
 	*h = (struct exl3_handle){.generation = h->generation};
 	if (slot < peer->free_hint)
 		peer->free_hint = slot;
@@ -713,6 +710,7 @@ struct exl3_peer *exl3_peer_free(struct exl3_peer *peer)
 			exl3_handle_close(peer, &peer->handles[i]);
 	}
 	free(peer->handles);
+	exl3_plan_count_put(peer->plan_count);
 	while (peer->dropped)
 		dropped_del(peer->dropped);
 	for (uint32_t i = 0; i < EXL3_BUFFERS_MAX; i++) {

@@ -57,7 +57,7 @@ struct exl3_peer {
 	uint32_t nr_handles;         /* slots */
 	uint32_t free_hint;          /* no free slot below it */
 	uint32_t nr_open[EXL3_HANDLE_NR];
-	uint32_t nr_calls; /* of all plans */
+	struct exl3_plan_count *plan_count; /* counted; NULL: it never had one */
 
 	struct exl3_buffer *buffers[EXL3_BUFFERS_MAX]; /* a reference each */
 	uint8_t buffer_generation[EXL3_BUFFERS_MAX];

@@ -11,14 +11,17 @@
 #include <string.h>
 
 #define CALLS_FIRST 16u /* room for so many at first */
+#define AHEAD       8u  /* calls that are queued or running: as many as keep a device busy */
 
 struct exl3_recorded {
 	uint32_t refs; /* its handle, and each replay that has been accepted */
 	struct exl3_dispatch *d;
 	struct exl3_channel *ch; /* whose requests its replays are; NULL: it is gone */
-	struct exl3_recorded *next, *prev; /* in ch->plans */
-	struct exl3_request *calls; /* owned */
+	struct exl3_recorded *list_next, *list_prev; /* in ch->plans */
+	struct exl3_plan_count *count; /* counted */
+	struct exl3_request *calls; /* owned; call->seq is its number in the recording */
 	uint32_t nr, room;
+	uint32_t recorded; /* with NOPs, of which only one is kept, if there is nothing else */
 	bool whole;
 	struct exl3_registered **models; /* owned, each counted; all that calls use */
 	uint32_t nr_models;
@@ -26,25 +29,40 @@ struct exl3_recorded {
 	uint32_t rows;          /* of the longest call */
 	/* While it is replayed. */
 	struct exl3_request *replay; /* NULL: it is not */
-	uint32_t left;               /* calls that have not ended */
+	uint32_t next;               /* that has not been queued */
+	uint32_t under_way;          /* calls queued or running */
 	int result;                  /* of the first call that failed */
 	uint64_t detail, skipped, exec_ns;
 };
 
 /* ---- recording ---- */
 
-int exl3_recorded_new(struct exl3_channel *ch, struct exl3_recorded **ret, struct exl3_error *err)
+struct exl3_plan_count *exl3_plan_count_put(struct exl3_plan_count *count)
 {
-	struct exl3_recorded *r = exl3_fault("replay.new") ? NULL : calloc(1, sizeof(*r));
+	if (count && --count->refs == 0)
+		free(count);
+	return NULL;
+}
 
+int exl3_recorded_new(struct exl3_channel *ch, struct exl3_plan_count *count, struct exl3_recorded **ret,
+		      struct exl3_error *err)
+{
+	struct exl3_recorded *r;
+
+	if (count->plans >= EXL3_PLANS_MAX)
+		return exl3_errf(err, -EDQUOT, "plan: a client may have %u of them", EXL3_PLANS_MAX);
+	r = exl3_fault("replay.new") ? NULL : calloc(1, sizeof(*r));
 	if (!r)
 		return exl3_errf(err, -ENOMEM, "plan: out of memory");
 	r->refs = 1;
+	r->count = count;
+	count->refs++;
+	count->plans++;
 	r->d = ch->d;
 	r->ch = ch;
-	r->next = ch->plans;
-	if (r->next)
-		r->next->prev = r;
+	r->list_next = ch->plans;
+	if (r->list_next)
+		r->list_next->list_prev = r;
 	ch->plans = r;
 	*ret = r;
 	return 0;
@@ -54,14 +72,14 @@ static void leave_channel(struct exl3_recorded *r)
 {
 	if (!r->ch)
 		return;
-	if (r->prev)
-		r->prev->next = r->next;
+	if (r->list_prev)
+		r->list_prev->list_next = r->list_next;
 	else
-		r->ch->plans = r->next;
-	if (r->next)
-		r->next->prev = r->prev;
+		r->ch->plans = r->list_next;
+	if (r->list_next)
+		r->list_next->list_prev = r->list_prev;
 	r->ch = NULL;
-	r->next = r->prev = NULL;
+	r->list_next = r->list_prev = NULL;
 }
 
 void exl3_plans_orphan(struct exl3_channel *ch)
@@ -76,6 +94,9 @@ struct exl3_recorded *exl3_recorded_put(struct exl3_recorded *r)
 		return NULL;
 	assert(!r->replay);
 	leave_channel(r);
+	r->count->plans--;
+	r->count->calls -= r->recorded;
+	exl3_plan_count_put(r->count);
 	for (uint32_t i = 0; i < r->nr; i++) {
 		struct exl3_checked *c = &r->calls[i].c;
 
@@ -90,11 +111,6 @@ struct exl3_recorded *exl3_recorded_put(struct exl3_recorded *r)
 	free(r->calls);
 	free(r);
 	return NULL;
-}
-
-uint32_t exl3_recorded_calls(const struct exl3_recorded *r)
-{
-	return r->nr;
 }
 
 const struct exl3_registered *exl3_recorded_model(const struct exl3_recorded *r, uint32_t i)
@@ -143,22 +159,32 @@ static bool alone(const struct exl3_sqe *sqe)
 
 static int add_call(struct exl3_recorded *r, const struct exl3_sqe *sqe, struct exl3_error *err)
 {
-	struct exl3_request *call = &r->calls[r->nr];
+	bool first = !r->nr || r->calls[0].c.op == EXL3_OP_NOP; /* that something needs a device */
+	struct exl3_request *call = &r->calls[first ? 0 : r->nr];
 	enum exl3_detail detail = EXL3_DETAIL_OP;
+	uint32_t number = r->recorded;
 	struct exl3_lane *lane = NULL;
 	int rc = alone(sqe) ? -EINVAL : 0;
 
+	if (rc == 0 && sqe->op == EXL3_OP_NOP && !first)
+		call = &r->calls[r->nr]; /* only to be checked */
 	memset(call, 0, sizeof(*call));
 	if (rc == 0)
 		rc = exl3_check_sqe(sqe, &r->ch->env, &call->c, &detail);
-	if (rc < 0)
-		return exl3_errf(err, rc, "plan: call %u: %s", r->nr, exl3_detail_text(detail));
+	if (rc < 0) {
+		r->nr -= first && r->nr;
+		return exl3_errf(err, rc, "plan: call %u: %s", number, exl3_detail_text(detail));
+	}
+	if (sqe->op == EXL3_OP_NOP && !first) {
+		r->recorded++;
+		return 0;
+	}
 	if (sqe->op != EXL3_OP_NOP) {
 		lane = &r->d->lanes[call->c.target.device];
 		if (r->lane && r->lane != lane)
 			return exl3_errf(err, -EOPNOTSUPP,
 					 "plan: call %u is for another device than those before it: one plan for each",
-					 r->nr);
+					 number);
 	}
 	if (call->c.target.model) {
 		rc = keep_model(r, call->c.target.model, err);
@@ -174,7 +200,9 @@ static int add_call(struct exl3_recorded *r, const struct exl3_sqe *sqe, struct 
 	call->ch = r->ch;
 	call->lane = lane;
 	call->plan = r;
-	call->seq = r->nr++;
+	call->seq = number;
+	r->nr += !first || !r->nr;
+	r->recorded++;
 	return 0;
 }
 
@@ -186,11 +214,16 @@ int exl3_recorded_add(struct exl3_recorded *r, const struct exl3_sqe *sqes, uint
 		return exl3_errf(err, -EBUSY, "plan: it is complete");
 	if (!r->ch || r->ch->closed || r->ch->failed)
 		return exl3_errf(err, -ENOENT, "plan: its channel is gone");
-	if (nr > EXL3_PLAN_CALLS_MAX - r->nr)
+	if (nr > EXL3_PLAN_CALLS_MAX - r->recorded)
 		return exl3_errf(err, -E2BIG, "plan: more than %u calls", EXL3_PLAN_CALLS_MAX);
+	if (nr > EXL3_PLANS_CALLS_MAX - r->count->calls)
+		return exl3_errf(err, -EDQUOT, "plan: a client may have %u calls recorded, %u are", EXL3_PLANS_CALLS_MAX,
+				 r->count->calls);
 	rc = make_room(r, nr, err);
+	r->count->calls -= r->recorded;
 	for (uint32_t i = 0; i < nr && rc == 0; i++)
 		rc = add_call(r, &sqes[i], err);
+	r->count->calls += r->recorded;
 	return rc;
 }
 
@@ -198,7 +231,7 @@ int exl3_recorded_finish(struct exl3_recorded *r, struct exl3_error *err)
 {
 	const struct exl3_tenant *t = r->ch ? r->ch->tenant : NULL;
 
-	if (!r->nr)
+	if (!r->recorded)
 		return exl3_errf(err, -EINVAL, "plan: it has no calls");
 	if (t && t->conf.rows && r->rows > t->conf.rows)
 		return exl3_errf(err, -EDQUOT, "plan: a call has %u rows, tenant %s may have %llu in flight (rows)",
@@ -251,97 +284,113 @@ bool exl3_replay_runs(const struct exl3_request *req)
 	return req->c.op == EXL3_OP_PLAN && req->plan->replay == req;
 }
 
+/* With the last one what is behind the replay in its channel may follow. */
+static void queue_more(struct exl3_recorded *r)
+{
+	struct exl3_channel *ch = r->ch;
+
+	if (r->next == r->nr)
+		return; /* by now another one may be queueing */
+	for (; r->next < r->nr && r->under_way < AHEAD; r->next++) {
+		struct exl3_request *call = &r->calls[r->next];
+
+		call->item.deadline_ns = r->replay->item.deadline_ns;
+		call->item.fence = call->c.op == EXL3_OP_NOP;
+		call->accepted_ns = r->next < AHEAD ? r->replay->accepted_ns : ch->d->turn_ns;
+		exl3_dispatch_fresh(call);
+		exl3_sched_push(&ch->lane->sched, &ch->flow, &call->item);
+		r->under_way++;
+	}
+	ch->replaying = r->next < r->nr ? r : NULL;
+}
+
 void exl3_replay_start(struct exl3_request *req)
 {
 	struct exl3_recorded *r = req->plan;
-	struct exl3_channel *ch = req->ch;
 
 	r->replay = req;
-	r->left = r->nr;
+	r->next = r->under_way = 0;
 	r->result = 0;
 	r->detail = r->skipped = r->exec_ns = 0;
-	for (uint32_t i = 0; i < r->nr; i++) {
-		struct exl3_request *call = &r->calls[i];
+	queue_more(r);
+}
 
-		call->item.deadline_ns = req->item.deadline_ns;
-		call->item.fence = call->c.op == EXL3_OP_NOP;
-		call->accepted_ns = req->accepted_ns;
-		exl3_dispatch_fresh(call);
-		exl3_sched_push(&ch->lane->sched, &ch->flow, &call->item);
+/* The replay has ended if nothing of it is under way; @ch goes on with what it holds back. */
+static void settle(struct exl3_recorded *r)
+{
+	struct exl3_channel *ch = r->ch;
+	struct exl3_request *req = r->replay;
+
+	if (!r->under_way) {
+		r->replay = NULL;
+		exl3_dispatch_finish(req, r->result, r->result < 0 ? r->detail : r->skipped, r->exec_ns);
+	} else if (!ch->replaying) {
+		exl3_dispatch_release(ch);
 	}
 }
 
-static void answer(struct exl3_recorded *r)
+/* No further call begins. False: there is none that has not begun. */
+static bool stop(struct exl3_recorded *r, int result, uint64_t detail)
 {
-	struct exl3_request *req = r->replay;
+	struct exl3_channel *ch = r->ch;
+	uint32_t left = r->under_way;
+	bool any = r->next < r->nr;
 
-	r->replay = NULL;
-	exl3_dispatch_finish(req, r->result, r->result < 0 ? r->detail : r->skipped, r->exec_ns);
-}
-
-/* Those that have not started. True: there were some. */
-static bool drop_queued(struct exl3_recorded *r)
-{
-	struct exl3_sched *sched = &r->calls[0].ch->lane->sched;
-	bool any = false;
-
-	for (uint32_t i = 0; i < r->nr; i++) {
+	if (r->result < 0)
+		return false;
+	/* From the last one that was queued: what is under way lies together there. */
+	for (uint32_t i = r->next; left && i-- > 0;) {
 		struct exl3_request *call = &r->calls[i];
 
-		/* What waits behind a running one of other channels may be many; of this plan each is seen once. */
+		left -= call->item.state != EXL3_ITEM_IDLE;
 		if (call->item.state == EXL3_ITEM_QUEUED) {
-			exl3_sched_remove(sched, &call->item);
+			exl3_sched_remove(&ch->lane->sched, &call->item);
 			exl3_merge_leave(call);
-			r->left--;
+			r->under_way--;
 			any = true;
 		} else if (call->item.state == EXL3_ITEM_RUNNING && call->item.more && !call->cancelled) {
 			call->cancelled = true; /* no further slice */
 			any = true;
 		}
 	}
-	return any;
-}
-
-static void fail(struct exl3_recorded *r, int result, uint64_t detail)
-{
-	if (r->result == 0) {
-		r->result = result;
-		r->detail = detail;
-	}
+	if (!any && result == -ECANCELED)
+		return false;
+	r->next = r->nr;
+	if (ch->replaying == r)
+		ch->replaying = NULL;
+	r->result = result;
+	r->detail = detail;
+	return true;
 }
 
 void exl3_replay_call_ended(struct exl3_request *call, int result, uint64_t detail)
 {
 	struct exl3_recorded *r = call->plan;
+	struct exl3_channel *ch = call->ch;
 
 	exl3_merge_leave(call);
-	r->left--;
+	r->under_way--;
 	r->skipped += call->skipped;
 	r->exec_ns += call->exec_ns;
 	if (result == 0) {
-		struct exl3_channel *ch = call->ch;
-
 		exl3_account_success(call);
 		ch->d->counters.rows += call->c.rows.m;
 		if (ch->counters)
 			ch->counters->rows += call->c.rows.m;
-	} else if (r->result == 0) {
-		fail(r, result, EXL3_PLAN_DETAIL(call->seq, detail));
-		drop_queued(r);
+		queue_more(r);
+	} else {
+		stop(r, result, EXL3_PLAN_DETAIL(call->seq, detail));
 	}
-	if (!r->left)
-		answer(r);
+	settle(r);
 }
 
 int exl3_replay_cancel(struct exl3_request *req)
 {
 	struct exl3_recorded *r = req->plan;
 
-	if (!drop_queued(r))
+	if (!stop(r, -ECANCELED, EXL3_DETAIL_NONE))
 		return -EALREADY;
-	fail(r, -ECANCELED, EXL3_PLAN_DETAIL(UINT32_MAX, EXL3_DETAIL_NONE));
-	if (!r->left)
-		answer(r);
+	settle(r);
 	return 0;
 }
 

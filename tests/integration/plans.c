@@ -485,6 +485,33 @@ static void cmd_refused(struct session *s)
 	if (exl3_plan_run(plans[1], NULL) < 0)
 		die("the longest plan");
 	exl3_plan_free(plans[0]);
+	/* What was freed counts as long as a replay of it waits. */
+	uint32_t call;
+
+	for (uint32_t i = 1; i < EXL3_PLANS_CALLS_MAX / EXL3_PLAN_CALLS_MAX; i++)
+		exl3_plan_free(plans[i]);
+	for (uint32_t n = 0; n <= EXL3_PLANS_CALLS_MAX / EXL3_PLAN_CALLS_MAX; n++) {
+		exl3_plan_begin(s->ch);
+		for (uint32_t i = 0; i < EXL3_PLAN_CALLS_MAX; i++)
+			exl3_prep_nop(exl3_sq_get(s->ch));
+		e = exl3_plan_end(s->ch, &plan);
+		if (e != (n < EXL3_PLANS_CALLS_MAX / EXL3_PLAN_CALLS_MAX ? 0 : -EDQUOT))
+			die("plan %u whose replay waits: %d", n, e);
+		if (e < 0)
+			break;
+		if (exl3_plan_stream(plan, EXL3_STREAM_HOST, &call) < 0)
+			die("plan_stream");
+	/* Until the daemon has taken it. */
+		while (__atomic_load_n(&s->ch->ring.hdr->sq_head.v, __ATOMIC_ACQUIRE) != s->ch->ring.sq_published)
+			usleep(1000);
+		exl3_plan_free(plan);
+	}
+	for (uint32_t n = 1; n <= call; n++)
+		exl3_stream_ready(s->ch, n);
+	struct exl3_cqe last;
+
+	if (exl3_stream_result(s->ch, call, &last, UINT64_MAX) < 0 || last.result < 0)
+		die("a replay whose plan was freed: %d", last.result);
 	/* Its channel is freed before it. */
 	exl3_plan_begin(other);
 	exl3_prep_nop(exl3_sq_get(other));
@@ -625,6 +652,19 @@ static void cmd_stale(struct session *s)
 	if (exl3_plan_end(s->ch, &narrow) < 0)
 		die("end");
 	exl3_arena_free(arena);
+	/* Two whose channel is freed; another channel records something at once. */
+	struct exl3_channel *gone, *idle;
+	struct exl3_plan *orphan[2], *next;
+
+	if (exl3_channel_new(s->client, 8, &gone) < 0 || exl3_channel_new(s->client, 8, &idle) < 0)
+		die("channel");
+	for (int i = 0; i < 2; i++) {
+		exl3_plan_begin(gone);
+		exl3_prep_nop(exl3_sq_get(gone));
+		if (exl3_plan_end(gone, &orphan[i]) < 0)
+			die("end");
+	}
+	exl3_channel_free(gone);
 	if (exl3_plan_stream(plan, EXL3_STREAM_HOST, &call) < 0)
 		die("plan_stream");
 	exl3_prep_plan(exl3_sq_get(s->ch), plan);
@@ -635,6 +675,16 @@ static void cmd_stale(struct session *s)
 	ended(s->ch, -ESTALE, 0, "the replay behind it");
 	if (exl3_reconnect(s->client, UINT64_MAX) < 0)
 		die("reconnect");
+	if (exl3_plan_begin(idle) < 0)
+		die("a channel that was idle records nothing at the next worker");
+	exl3_prep_nop(exl3_sq_get(idle));
+	if (exl3_plan_end(idle, &next) < 0)
+		die("end");
+	for (int i = 0; i < 2; i++) {
+		exl3_plan_free(orphan[i]);
+		if (exl3_plan_run(next, NULL) < 0)
+			die("another plan went with one that nobody could replay");
+	}
 	for (int r = 0; r < 5; r++) {
 		fill(s, r);
 		if (exl3_plan_run(plan, &cqe) < 0)
