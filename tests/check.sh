@@ -57,7 +57,7 @@ build thread SAN=thread
 run_dir tsan build-thread stress 240
 # Where threads of the daemon or of libexl3 meet; the rest is the same code under other names.
 step 600 "tsan integration" "${PYTHON:-python3}" tests/integration/run.py --build build-thread --short \
-	-k "async:,chaos:,chunks:,devices:,hostile:,lifecycle:,mapped: counted,mapped: unload,mapped: worker,mapped: policy w,mapped: other,merging:,metrics:,outlive:,reconnect:,reload:,stream:,tenants:"
+	-k "async:,chaos:,chunks:,devices:,hostile:,lifecycle:,mapped: counted,mapped: unload,mapped: worker,mapped: policy w,mapped: other,merging:,metrics:,outlive:,plans:,reconnect:,reload:,stream:,tenants:"
 
 if command -v clang >/dev/null 2>&1; then
 	if step 900 "build fuzz targets" $make --no-print-directory -j"$jobs" fuzz; then
