@@ -620,7 +620,7 @@ static void prepare(struct exl3_calibration *c)
 	c->slab_bytes = most < max ? most : max > least ? max : least;
 	c->nr_variants = 0;
 	for (const struct exl3_kernel *k = d->ops->kernels; k->name && c->nr_variants < VARIANTS_MAX; k++) {
-		if (k->op == EXL3_OP_LINEAR && !exl3_kernel_is_reference(k))
+		if (k->op == EXL3_OP_LINEAR && !k->candidate && !exl3_kernel_is_reference(k))
 			c->variants[c->nr_variants++] = (struct variant){.kernel = k};
 	}
 	c->state = EXL3_CALIBRATE_PREPARING;

@@ -240,7 +240,8 @@ int exl3_verb_list_kernels(struct exl3_call *c)
 		return exl3_call_nomem(c);
 	for (size_t i = 0; i < nr; i++) {
 		reply->names[i] = (char *)(uintptr_t)kernels[i].name;
-		reply->usable[i] = kernels[i].op == EXL3_OP_LINEAR ? runs_linear(device, &kernels[i])
+		reply->usable[i] = kernels[i].candidate            ? false
+				   : kernels[i].op == EXL3_OP_LINEAR ? runs_linear(device, &kernels[i])
 								   : runs_other(device, &kernels[i]);
 	}
 	reply->n_names = reply->n_usable = nr;

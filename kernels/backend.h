@@ -172,6 +172,8 @@ struct exl3_kernel {
 	bool (*supports)(const struct exl3_dev *dev, const struct exl3_work *work);
 	/* Runs it (cpu: to the end; cuda: enqueues). 0 or a negative errno. */
 	int (*run)(struct exl3_dev *dev, const struct exl3_work *work);
+	/* To be compared with what is in use: tests and benchmarks may name it, requests and tables may not. */
+	bool candidate;
 };
 
 /* Memory for weights: one per model and device, exportable, so that it can outlive the worker. */
@@ -382,7 +384,7 @@ struct exl3_backend_ops {
 };
 
 /* Grows with every change of the structs above: a plugin of another version is not used. */
-#define EXL3_BACKEND_ABI 7u
+#define EXL3_BACKEND_ABI 8u
 
 extern const struct exl3_backend_ops exl3_backend_cpu;
 

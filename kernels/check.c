@@ -102,7 +102,8 @@ static int check_kernel(struct checker *c)
 	if (!sqe->kernel)
 		return 0;
 	kernels = &c->env->kernels[c->out->target.device];
-	if (sqe->kernel > kernels->nr || kernels->list[sqe->kernel - 1].op != sqe->op)
+	if (sqe->kernel > kernels->nr || kernels->list[sqe->kernel - 1].op != sqe->op ||
+	    kernels->list[sqe->kernel - 1].candidate)
 		return fail(c, -EOPNOTSUPP, EXL3_DETAIL_KERNEL);
 	c->out->kernel = &kernels->list[sqe->kernel - 1];
 	return 0;

@@ -206,7 +206,7 @@ int exl3_tuned_add_line(struct exl3_tuned *c, const char *line, const struct exl
 	if (!len || (*at && *at != '\n' && *at != '#'))
 		return exl3_errf(err, -EINVAL, "after the rows there must be one name of a variant, and no more");
 	kernel = find_kernel(kernels, name, len);
-	if (!kernel || kernel->op != EXL3_OP_LINEAR)
+	if (!kernel || kernel->op != EXL3_OP_LINEAR || kernel->candidate)
 		return exl3_errf(err, -ENOENT, "this backend has no variant '%.*s' for linear",
 				 len > 40 ? 40 : (int)len, name);
 	return exl3_tuned_add(c, &shape, first, last, kernel, err);

@@ -44,7 +44,7 @@ ISA_ALL(c)
 
 #define ENTRY_(op_, name_)                                 \
 	{                                                  \
-#name_, op_, name_##_supports, name_##_run \
+#name_, op_, name_##_supports, name_##_run, false \
 	}
 #define ENTRY(op_, name_) ENTRY_(op_, name_)
 #define ENTRIES(isa_)                                                         \
@@ -56,11 +56,11 @@ const struct exl3_kernel cpu_kernels[] = {
 	ENTRIES(avx512),
 	ENTRIES(avx2),
 	ENTRIES(c),
-	{"linear_ref", EXL3_OP_LINEAR, linear_ref_supports, ref_run},
-	{"moe_ref", EXL3_OP_MOE, moe_ref_supports, ref_run},
-	{"mlp_ref", EXL3_OP_MLP, mlp_ref_supports, ref_run},
-	{"mla_ref", EXL3_OP_MLA_DECODE, mla_ref_supports, ref_run},
-	{NULL, 0, NULL, NULL},
+	{"linear_ref", EXL3_OP_LINEAR, linear_ref_supports, ref_run, false},
+	{"moe_ref", EXL3_OP_MOE, moe_ref_supports, ref_run, false},
+	{"mlp_ref", EXL3_OP_MLP, mlp_ref_supports, ref_run, false},
+	{"mla_ref", EXL3_OP_MLA_DECODE, mla_ref_supports, ref_run, false},
+	{NULL, 0, NULL, NULL, false},
 };
 
 /*

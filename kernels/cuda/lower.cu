@@ -61,7 +61,7 @@ template <unsigned V> static bool supports_moe(const struct exl3_dev *dev, const
 template <unsigned V> static void list_moe(struct exl3_kernel *k)
 {
 	if constexpr (V < EXL3_CUDA_MOE_VARIANTS_NR) {
-		k[V] = {exl3_cuda_moe_variants[V].name, EXL3_OP_MOE, supports_moe<V>, NULL};
+		k[V] = {exl3_cuda_moe_variants[V].name, EXL3_OP_MOE, supports_moe<V>, NULL, V > 0};
 		list_moe<V + 1>(k);
 	}
 }
@@ -87,12 +87,13 @@ __attribute__((constructor)) static void list_kernels(void)
 			g_linear[g_nr_kernels] = t;
 			exl3_cuda_kernel_table[g_nr_kernels].name = t->name;
 			exl3_cuda_kernel_table[g_nr_kernels].op = EXL3_OP_LINEAR;
+			exl3_cuda_kernel_table[g_nr_kernels].candidate = t->candidate;
 			g_nr_kernels++;
 		}
 	fill_supports<KERNELS_MAX - 1>::at(exl3_cuda_kernel_table);
 	k = &exl3_cuda_kernel_table[g_nr_kernels];
-	k[0] = {"mlp", EXL3_OP_MLP, supports_mlp, NULL};
-	k[1] = {"mla", EXL3_OP_MLA_DECODE, supports_mla, NULL};
+	k[0] = {"mlp", EXL3_OP_MLP, supports_mlp, NULL, false};
+	k[1] = {"mla", EXL3_OP_MLA_DECODE, supports_mla, NULL, false};
 	list_moe<0>(k + 2);
 	g_mlp = &k[0];
 	g_mla = &k[1];

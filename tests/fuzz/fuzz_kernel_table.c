@@ -10,9 +10,9 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const struct exl3_kernel kernels[] = {
-	{"gemv", EXL3_OP_LINEAR, NULL, NULL},
-	{"gemm", EXL3_OP_LINEAR, NULL, NULL},
-	{NULL, 0, NULL, NULL},
+	{"gemv", EXL3_OP_LINEAR, NULL, NULL, false},
+	{"gemm", EXL3_OP_LINEAR, NULL, NULL, false},
+	{NULL, 0, NULL, NULL, false},
 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

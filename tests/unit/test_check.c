@@ -61,7 +61,8 @@ static struct exl3_mla_geometry geometry = {.heads = 4,
 					    .cache_dtype = EXL3_F16,
 					    .indices_dtype = EXL3_I32};
 static const struct exl3_kernel kernels[] = {
-	{.name = "a", .op = EXL3_OP_LINEAR}, {.name = "b", .op = EXL3_OP_MOE}, {0}};
+	{.name = "a", .op = EXL3_OP_LINEAR}, {.name = "b", .op = EXL3_OP_MOE},
+	{.name = "c", .op = EXL3_OP_LINEAR, .candidate = true}, {0}};
 
 static struct exl3_buffer *buffer(void *arg, uint32_t id)
 {
@@ -97,7 +98,7 @@ static int target(void *arg, uint32_t handle, struct exl3_target *ret)
 }
 
 static const struct exl3_check_env env = {
-	.buffer = buffer, .extent = exl3_buffer_extent, .target = target, .kernels = {{kernels, 2}}};
+	.buffer = buffer, .extent = exl3_buffer_extent, .target = target, .kernels = {{kernels, 3}}};
 
 static int setup(void **state)
 {
@@ -207,6 +208,7 @@ enum {
 	U_SET,
 	KERNEL_OK,
 	KERNEL_OTHER,
+	KERNEL_CANDIDATE,
 	KERNEL_PAST,
 	IDS_NONE,
 	IDS_DTYPE,
@@ -356,8 +358,11 @@ static void change(struct exl3_sqe *s, int what)
 	case KERNEL_OTHER:
 		s->kernel = 2;
 		break;
-	case KERNEL_PAST:
+	case KERNEL_CANDIDATE:
 		s->kernel = 3;
+		break;
+	case KERNEL_PAST:
+		s->kernel = 4;
 		break;
 	case IDS_NONE:
 		s->u.moe.ids = EXL3_REF_NONE;
@@ -532,6 +537,7 @@ static const struct {
 	{"linear, operation's words set", good_linear, U_SET, BAD(OP)},
 	{"linear, kernel", good_linear, KERNEL_OK, OK},
 	{"linear, kernel of experts", good_linear, KERNEL_OTHER, -EOPNOTSUPP, EXL3_DETAIL_KERNEL},
+	{"linear, kernel not for requests", good_linear, KERNEL_CANDIDATE, -EOPNOTSUPP, EXL3_DETAIL_KERNEL},
 	{"linear, no such kernel", good_linear, KERNEL_PAST, -EOPNOTSUPP, EXL3_DETAIL_KERNEL},
 	{"moe", good_moe, NONE, OK},
 	{"moe, a linear's handle", good_moe, KIND, BAD(MODULE)},

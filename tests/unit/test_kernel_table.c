@@ -12,9 +12,9 @@
 #include <unistd.h>
 
 static const struct exl3_kernel kernels[] = {
-	{"gemv", EXL3_OP_LINEAR, NULL, NULL},
-	{"gemm", EXL3_OP_LINEAR, NULL, NULL},
-	{NULL, 0, NULL, NULL},
+	{"gemv", EXL3_OP_LINEAR, NULL, NULL, false},
+	{"gemm", EXL3_OP_LINEAR, NULL, NULL, false},
+	{NULL, 0, NULL, NULL, false},
 };
 static const struct exl3_table_device here = {"cuda", "NVIDIA H200", "sm_90a", "580", "0.1.0-ab", kernels};
 

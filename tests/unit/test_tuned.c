@@ -9,9 +9,10 @@
 #include <errno.h>
 
 static const struct exl3_kernel kernels[] = {
-	{"gemv", EXL3_OP_LINEAR, NULL, NULL},	 {"gemm", EXL3_OP_LINEAR, NULL, NULL},
-	{"wgmma_n32", EXL3_OP_LINEAR, NULL, NULL}, {"moe", EXL3_OP_MOE, NULL, NULL},
-	{NULL, 0, NULL, NULL},
+	{"gemv", EXL3_OP_LINEAR, NULL, NULL, false},	 {"gemm", EXL3_OP_LINEAR, NULL, NULL, false},
+	{"wgmma_n32", EXL3_OP_LINEAR, NULL, NULL, false}, {"moe", EXL3_OP_MOE, NULL, NULL, false},
+	{"next", EXL3_OP_LINEAR, NULL, NULL, true},
+	{NULL, 0, NULL, NULL, false},
 };
 
 static int add(struct exl3_tuned *t, const char *line)
@@ -60,6 +61,7 @@ static void lines_and_refusals(void **state)
 		 -EINVAL},
 		{"linear 4096 4096:4:mcg 1 8 gem", -ENOENT},
 		{"linear 4096 4096:4:mcg 1 8 moe", -ENOENT},
+		{"linear 4096 4096:4:mcg 1 8 next", -ENOENT}, /* not for requests */
 	};
 
 	(void)state;
