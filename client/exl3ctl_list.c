@@ -341,7 +341,8 @@ int ctl_ps(struct ctl *c)
 
 		char mode[24];
 
-		snprintf(mode, sizeof(mode), p->mapped ? "%s:%u" : "%s", ctl_safe(p->mode), p->mapped);
+		snprintf(mode, sizeof(mode), p->mapped || p->plans ? "%s:%u" : "%s", ctl_safe(p->mode),
+			 p->mapped ? p->mapped : p->plans);
 		printf("%8d %6u %-12s %4u %7u %10s %12llu %8llu %12llu %-12s %-9s %s", p->pid, p->uid,
 		       ctl_safe(p->tenant), p->channels, p->modules, ctl_bytes(p->arena_bytes),
 		       (unsigned long long)p->requests, (unsigned long long)p->errors,

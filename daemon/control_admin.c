@@ -275,7 +275,8 @@ int exl3_verb_ps(struct exl3_call *c)
 		p->errors = peer->counters.errors;
 		p->rows = peer->counters.rows;
 		p->mapped = exl3_mapper_count(peer, &p->revoked);
-		p->mode = (char *)(p->mapped ? "mapped" : "direct");
+		p->plans = peer->nr_open[EXL3_HANDLE_PLAN];
+		p->mode = (char *)(p->mapped ? "mapped" : p->plans ? "plan" : "direct");
 		p->mode_note = peer->mode_note;
 		p->connected_ms = (now - peer->connected_ns) / 1000000;
 		bytes += exl3__ps_client__get_packed_size(p) + 8;

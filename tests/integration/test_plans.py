@@ -81,6 +81,7 @@ def test_a_client_dies_in_a_replay(env):
         proc = spawn(env, d, "busy")
         requests = d.status()["requests"]
         wait_for(lambda: d.status()["requests"] > requests, "replays")
+        equal([(c["mode"], c["plans"]) for c in d.json("ps")["clients"] if c["pid"] == proc.pid], [("plan", 1)], "ps")
         proc.kill()
         proc.wait()
     d.wait_held(before, "clients that died in replays")
