@@ -98,7 +98,7 @@ const char *exl3_result_text(const struct exl3_cqe *cqe)
 		{ESTALE, "the daemon's worker has gone: wait with exl3_reconnect()"},
 		{ENOTRECOVERABLE, "this process's CUDA context is lost: start a new process"},
 	};
-	const char *why = cqe->result < 0 && (uint32_t)cqe->detail ? exl3_detail_text((uint32_t)cqe->detail) : NULL;
+	const char *why = cqe->result < 0 ? exl3_detail_text((uint32_t)cqe->detail) : NULL;
 
 	if (why)
 		return why;

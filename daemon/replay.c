@@ -172,8 +172,10 @@ static int add_call(struct exl3_recorded *r, const struct exl3_sqe *sqe, struct 
 	if (rc == 0)
 		rc = exl3_check_sqe(sqe, &r->ch->env, &call->c, &detail);
 	if (rc < 0) {
+		const char *why = exl3_detail_text(detail);
+
 		r->nr -= first && r->nr;
-		return exl3_errf(err, rc, "plan: call %u: %s", number, exl3_detail_text(detail));
+		return exl3_errf(err, rc, "plan: call %u: %s", number, why ? why : "it is refused");
 	}
 	if (sqe->op == EXL3_OP_NOP && !first) {
 		r->recorded++;

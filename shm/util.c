@@ -145,5 +145,5 @@ const char *exl3_detail_text(uint32_t detail)
 		[EXL3_DETAIL_STREAM] = "the channel has no words for stream calls",
 	};
 
-	return detail < EXL3_DETAIL_NR && text[detail] ? text[detail] : "no reason is known";
+	return detail < EXL3_DETAIL_NR ? text[detail] : NULL;
 }

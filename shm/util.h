@@ -65,7 +65,7 @@ void exl3_freep(void *ptr); /* free() for exl3_auto: takes the address of the po
  */
 const char *exl3_nearest(const char *word, const char *const *first, size_t nr, size_t stride);
 
-/* What enum exl3_detail means, as part of a sentence. Static text. */
+/* What enum exl3_detail means, as part of a sentence. Static text; NULL: none of its values. */
 const char *exl3_detail_text(uint32_t detail);
 
 /* Monotonic time in nanoseconds (CLOCK_MONOTONIC, through the vDSO). */
