@@ -4,6 +4,7 @@
 #define EXL3_TESTS_CLIENT_H
 
 #include <exl3.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,6 +37,31 @@ static inline void announce(const char *word)
 {
 	printf("%s\n", word);
 	fflush(stdout);
+}
+
+/* Until the process is in that state of /proc/PID/stat. */
+static inline void wait_for_state(pid_t pid, char want)
+{
+	char path[64], line[512];
+	const char *end = NULL;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	do {
+		FILE *f = fopen(path, "r");
+
+		if (!f || !fgets(line, sizeof(line), f) || !(end = strrchr(line, ')')))
+			die("%s", path);
+		fclose(f);
+	} while (end[2] != want);
+}
+
+/* Stops a worker while it sleeps, so that it looks at all channels when it goes on, not at those only that it had not
+ * come to yet. The signal alone only says that it will stop. */
+static inline void stop_asleep(pid_t worker)
+{
+	wait_for_state(worker, 'S');
+	kill(worker, SIGSTOP);
+	wait_for_state(worker, 'T');
 }
 
 /* The linear layer argv[3] of model argv[2]. @model: NULL, or takes the model. */

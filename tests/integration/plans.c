@@ -17,7 +17,6 @@
 #include "tests/integration/client.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <unistd.h>
 
 #define CALLS    100
@@ -554,21 +553,6 @@ static void cmd_failed(struct session *s)
 	exl3_plan_free(plan);
 }
 
-static void wait_for_state(pid_t worker, char want)
-{
-	char path[64], line[512];
-	const char *end = NULL;
-
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)worker);
-	do {
-		FILE *f = fopen(path, "r");
-
-		if (!f || !fgets(line, sizeof(line), f) || !(end = strrchr(line, ')')))
-			die("%s", path);
-		fclose(f);
-	} while (end[2] != want);
-}
-
 static void cmd_together(struct session *s)
 {
 	struct exl3_channel *ch[CHANNELS];
@@ -594,9 +578,7 @@ static void cmd_together(struct session *s)
 			die("end");
 	}
 	for (int r = 0; r < 20; r++) {
-		wait_for_state(worker, 'S');
-		kill(worker, SIGSTOP);
-		wait_for_state(worker, 'T');
+		stop_asleep(worker);
 		for (int i = 0; i < CHANNELS; i++) {
 			exl3_prep_plan(exl3_sq_get(ch[i]), plan[i]);
 			exl3_submit(ch[i]);

@@ -10,8 +10,6 @@
  */
 #include "tests/integration/client.h"
 
-#include <signal.h>
-
 #define CHANNELS 8
 #define ROWS_MAX 4
 #define TOPK     2
@@ -32,30 +30,6 @@ struct place {
 
 static struct exl3_arena *arena;
 static pid_t worker;
-
-static void wait_for_state(char want)
-{
-	char path[64], line[512];
-	const char *end = NULL;
-
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)worker);
-	do {
-		FILE *f = fopen(path, "r");
-
-		if (!f || !fgets(line, sizeof(line), f) || !(end = strrchr(line, ')')))
-			die("%s", path);
-		fclose(f);
-	} while (end[2] != want);
-}
-
-/* Asleep, so that it looks at all channels when it goes on, not at those only that it had not come to yet. The
- * signal alone only says that it will stop. */
-static void stop_worker(void)
-{
-	wait_for_state('S');
-	kill(worker, SIGSTOP);
-	wait_for_state('T');
-}
 
 static void prepare(const struct place *p, const struct exl3_module *mod, unsigned kind)
 {
@@ -118,7 +92,7 @@ static void run(struct exl3_client *client, struct place *place, size_t which, i
 			memset(place[i].y, 0, place[i].rows * info.n_logical * sizeof(float));
 			prepare(&place[i], mod, modules[which].kind);
 		}
-		stop_worker();
+		stop_asleep(worker);
 		for (int i = 0; i < CHANNELS; i++)
 			if (exl3_submit(place[i].ch) != 1)
 				die("submit");
