@@ -357,7 +357,7 @@ EXL3_API int exl3_call(struct exl3_channel *ch, struct exl3_cqe *ret);
  * plan run one after the other. -ENOENT: a model of it was unloaded, or its channel freed.
  */
 
-/* -EBUSY: it records already, or has entries that are not submitted. */
+/* -EBUSY: it records already, or has entries that are not submitted. -EOPNOTSUPP: a channel of mapped mode. */
 EXL3_API int exl3_plan_begin(struct exl3_channel *ch);
 /**
  * exl3_plan_end() - the calls since exl3_plan_begin() as a plan of this channel.

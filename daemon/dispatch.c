@@ -266,6 +266,9 @@ void exl3_dispatch_entry(struct exl3_channel *ch, const struct exl3_sqe *sqe)
 	rc = exl3_check_sqe(sqe, &ch->env, &req->c, &detail);
 	if (rc == 0)
 		rc = admit(d, sqe->op, req->c.target.device);
+	/* The turn began before the entry was seen, perhaps before the deadline was set. */
+	if (rc == 0 && sqe->deadline_ns && sqe->op != EXL3_OP_CANCEL && exl3_now_ns() >= sqe->deadline_ns)
+		rc = -ETIME;
 	req->plan = NULL;
 	if (rc == 0 && sqe->op == EXL3_OP_PLAN)
 		rc = exl3_replay_enter(req, sqe->module, &detail);

@@ -545,7 +545,7 @@ static void cmd_failed(struct session *s)
 	for (int i = 0; i < 9; i++) {
 		if (exl3_wait(s->ch, &cqe, UINT64_MAX) != 1 || cqe.result != (cqe.user_data == 9 ? -ETIME : 0))
 			die("a deadline behind others: %d", cqe.result);
-		if (cqe.result && EXL3_PLAN_CALL(cqe.detail) != 0)
+		if (cqe.result && EXL3_PLAN_CALL(cqe.detail) != UINT32_MAX)
 			die("the deadline passed before call %u", EXL3_PLAN_CALL(cqe.detail));
 	}
 	if (exl3_plan_run(plan, NULL) < 0)

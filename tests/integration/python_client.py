@@ -25,6 +25,27 @@ def refused(call):
     return "nothing"
 
 
+def plans(out, channel, module, x, y):
+    """Recorded, and replayed on other values."""
+    with channel.record() as plan:
+        channel.linear(module, x, y)
+        channel.nop()
+    single = floats(y)
+    fill(y, [0.0] * len(single))
+    out["plan"] = len(plan) == 2 and plan.run().result == 0 and floats(y) == single
+    call = plan.run(stream=exl3.HOST)
+    channel.ready(call)
+    out["plan stream"] = channel.stream_result(call).result == 0
+    plan.free()
+    out["plan freed"] = len(plan) == 0
+    try:
+        with channel.record():
+            channel.linear(module, x, y, timeout_ns=1)
+        out["plan deadline"] = "nothing"
+    except ValueError as e:
+        out["plan deadline"] = str(e)
+
+
 def main():
     out = {}
     with exl3.Client(sys.argv[1], "python") as client:
@@ -45,24 +66,10 @@ def main():
         out["nothing left"] = channel.wait() is None
         channel.nop()
 
-        # Recorded, and replayed on other values.
-        with channel.record() as plan:
-            channel.linear(module, x, y)
-            channel.nop()
-        single = floats(y)
-        fill(y, [0.0] * len(single))
-        out["plan"] = len(plan) == 2 and plan.run().result == 0 and floats(y) == single
-        call = plan.run(stream=exl3.HOST)
-        channel.ready(call)
-        out["plan stream"] = channel.stream_result(call).result == 0
-        plan.free()
-        out["plan freed"] = len(plan) == 0
         try:
-            with channel.record():
-                channel.linear(module, x, y, timeout_ns=1)
-            out["plan deadline"] = "nothing"
-        except ValueError as e:
-            out["plan deadline"] = str(e)
+            plans(out, channel, module, x, y)
+        except exl3.Error as e:
+            out["plan"] = errno.errorcode[e.errno]
 
         # In the order of a stream that is this program; more of them than the ring has room for.
         before = floats(y)
