@@ -67,7 +67,7 @@ def main():
         channel.nop()
 
         try:
-            plans(out, channel, module, x, y)
+            plans(out, client.channel(4), module, x, y)
         except exl3.Error as e:
             out["plan"] = errno.errorcode[e.errno]
 
