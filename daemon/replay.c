@@ -379,6 +379,9 @@ void exl3_replay_call_ended(struct exl3_request *call, int result, uint64_t deta
 		ch->d->counters.rows += call->c.rows.m;
 		if (ch->counters)
 			ch->counters->rows += call->c.rows.m;
+		/* What was queued went when the channel did; those that ran then bring no others. */
+		if (ch->closed || ch->failed)
+			stop(r, -ECANCELED, EXL3_DETAIL_NONE);
 		queue_more(r);
 	} else {
 		stop(r, result, EXL3_PLAN_DETAIL(call->seq, detail));

@@ -57,9 +57,16 @@ class Env:
         self.tmp = tempfile.mkdtemp(prefix="exl3-it-")
         self.procs, self.daemons = [], []
         self._shared = None
+        self._scenario = 0
+        self._next_folder()
+
+    def _next_folder(self):
+        self._scenario += 1
+        os.mkdir(os.path.join(self.tmp, str(self._scenario)))
 
     def path(self, name):
-        return os.path.join(self.tmp, name)
+        """A file of this scenario's own."""
+        return os.path.join(self.tmp, str(self._scenario), name)
 
     def program(self, name):
         path = os.path.join(self.build, name)
@@ -129,6 +136,7 @@ class Env:
         for d in self.daemons:
             d.kill()
         self.daemons = []
+        self._next_folder()
 
     def close(self):
         self.end_scenario()

@@ -105,6 +105,7 @@ struct rig {
 	struct exl3_module_desc layers[8]; /* handles 20 to 27 */
 	struct exl3_mla_geometry mla[3];   /* handles 10, 11, 12: the first two are equal */
 	bool gone;                         /* the module's handle was closed */
+	struct exl3_recorded *plans[4];    /* handles 30 to 33 */
 	uint64_t now;
 };
 
@@ -132,6 +133,13 @@ static inline int rig_target(void *arg, uint32_t handle, struct exl3_target *ret
 	return (handle == 7 || handle == 8) && !r->gone ? 0 : -ENOENT;
 }
 
+static inline struct exl3_recorded *rig_plan(void *arg, uint32_t handle)
+{
+	struct rig *r = arg;
+
+	return handle >= 30 && handle < 34 ? r->plans[handle - 30] : NULL;
+}
+
 static inline void rig_buffer_free(void *arg, struct exl3_buffer *buf)
 {
 	struct rig *r = arg;
@@ -152,6 +160,7 @@ static inline void rig_open(struct rig *r, uint32_t depth, uint32_t merge)
 	r->buf = (struct exl3_buffer){
 		.base = {(char *)0x10000, (char *)0x20000}, .bytes = 1 << 20, .refs = 1};
 	r->model.state = EXL3_MODEL_READY;
+	r->model.refs = 1;
 	r->desc = (struct exl3_module_desc){
 		.kind = EXL3_MOD_LINEAR, .k = 128, .n = 128, .k_log = 128, .n_log = 128};
 	for (unsigned i = 0; i < 8; i++)
@@ -180,6 +189,7 @@ static inline void rig_open(struct rig *r, uint32_t depth, uint32_t merge)
 						  .counters = &r->counters,
 						  .buffer = rig_buffer,
 						  .target = rig_target,
+						  .plan = rig_plan,
 						  .arg = r,
 						  .who = "test"};
 		int fds[3], fd;
