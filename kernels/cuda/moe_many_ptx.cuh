@@ -19,17 +19,6 @@ EXL3_DEV void sts32(uint32_t addr, uint32_t v)
 	asm volatile("st.shared.u32 [%0], %1;" ::"r"(addr), "r"(v) : "memory");
 }
 
-/* Registers per thread of a warpgroup (9.7.19, setmaxnreg); all its warps, in one branch. */
-template <int REGS> EXL3_DEV void registers_more()
-{
-	asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGS));
-}
-
-template <int REGS> EXL3_DEV void registers_less()
-{
-	asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGS));
-}
-
 template <> struct wgmma<96> {
 	static __device__ __forceinline__ void rs(float (&d)[48], const uint32_t (&a)[4], uint64_t b)
 	{
