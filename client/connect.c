@@ -46,6 +46,11 @@ const char *exl3_last_error(void)
 	return last_error.text;
 }
 
+int exl3_last_code(void)
+{
+	return last_error.code;
+}
+
 bool exl3_client_forked(const struct exl3_client *c)
 {
 	return c->fork_epoch != fork_epoch;

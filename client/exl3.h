@@ -51,6 +51,9 @@ struct exl3_plan;
 /* The last failed call's sentence in this thread; never NULL. Valid until the next call here. */
 EXL3_API const char *exl3_last_error(void);
 
+/* And its negative errno; 0: none has failed. What exl3_sq_get() returned NULL for: -EAGAIN (the ring is full), -ESTALE. */
+EXL3_API int exl3_last_code(void);
+
 /* ---- connection ---- */
 
 /**
@@ -394,7 +397,7 @@ EXL3_API int exl3_plan_stream(struct exl3_plan *plan, void *stream, uint32_t *ca
  * A call whose stream has not come so far when its deadline passes (deadline_ns of the entry; else the daemon's
  * ready-timeout) ends with -ETIME; with -ESHUTDOWN a second after the daemon was told to end. If the daemon or the
  * call fails, the stream goes on all the same, y is not to be used: exl3_stream_error() after synchronising says so.
- * Returns 0, -EOPNOTSUPP (the stream is being captured into a graph: that needs a plan), -ESTALE, -EINVAL, -EIO
+ * Returns 0, -EOPNOTSUPP (the stream is being captured into a graph; in mapped mode it may be), -ESTALE, -EINVAL, -EIO
  * (CUDA refused), -ENOTRECOVERABLE, -ENODEV. Threads as for the channel. A stream that waits takes a hardware
  * queue, of which a process has 8 (2 under MPS): streams that share one wait for each other.
  * CUDA_DEVICE_MAX_CONNECTIONS=32, set before CUDA is started, gives a program with many such streams more; the

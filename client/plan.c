@@ -37,7 +37,7 @@ int exl3_plan_begin(struct exl3_channel *ch)
 		return e;
 	if (ch->map)
 		return exl3_errf(exl3_client_err(), -EOPNOTSUPP,
-				 "plan: the channel runs its calls in this process (mapped mode), where a replay gains nothing");
+				 "plan: the channel runs its calls in this process (mapped mode): make one with EXL3_CHANNEL_DIRECT (Python: mode=\"direct\")");
 	if (ch->recording)
 		return exl3_errf(exl3_client_err(), -EBUSY, "plan: the channel records one already");
 	if (ch->ring.sq_next != ch->ring.sq_published)

@@ -318,7 +318,7 @@ static int check_stream(struct exl3_stream *s, void *stream)
 	if (status != EXL3_CU_CAPTURE_NONE)
 		return exl3_errf(exl3_client_err(), -EOPNOTSUPP,
 				 "stream: it is being captured, and a graph that is replayed would repeat "
-				 "the number of this call: record a plan for graphs instead");
+				 "the number of this call: keep calls of the daemon out of graphs, or map the weights (mapped mode)");
 	return 0;
 }
 

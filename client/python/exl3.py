@@ -98,6 +98,7 @@ def _declare(lib):
         "connect_flags": (C.c_int, [C.c_char_p, C.c_char_p, u, out]),
         "close": (p, [p]),
         "alive": (C.c_bool, [p]),
+        "last_code": (C.c_int, []),
         "reconnect": (C.c_int, [p, u64]),
         "mps": (C.c_int, [p]),
         "model_open": (C.c_int, [p, C.c_char_p, out]),
@@ -410,7 +411,7 @@ class Channel:
 
     def __init__(self, client, entries, mode=None):
         self.client = client
-        self._p = _open(_lib.exl3_channel_new_flags, client._live(), entries, {None: 0, "mapped": 1, "direct": 2}[mode])
+        self._p = _open(_lib.exl3_channel_new_flags, client._live(), entries, _mode(mode))
         why = C.c_char_p()
         self.mode = ("direct", "mapped")[_lib.exl3_channel_mode(self._p, C.byref(why))]
         self.mode_reason = why.value.decode(errors="replace")  # why it is direct although mapped was preferred, or ""
@@ -420,13 +421,19 @@ class Channel:
 
     def _get(self, options=()):
         self.client._live()
+        # Before an entry is taken: one that was taken goes with the next submission, whatever became of its call.
+        unknown = set(options) - {"flags", "timeout_ns", "stream"}
+        if unknown:
+            raise TypeError(f"no such option: {', '.join(sorted(unknown))} (flags, timeout_ns, stream)")
+        if self._recording and (options.get("timeout_ns") or options.get("stream") is not None):
+            raise ValueError("a call of a plan has no deadline and no stream of its own")
         sqe = _lib.exl3_sq_get(self._p)
         if not sqe and "stream" in options and self._call:
             # As a launch waits for room in the driver's queue: a ring full of calls, so one of them is so old.
             self.stream_result((self._call - self._entries + 1) % 2**32)
             sqe = _lib.exl3_sq_get(self._p)
         if not sqe:
-            raise Error(11, _lib.exl3_last_error().decode(errors="replace"))
+            _check(_lib.exl3_last_code())
         return sqe
 
     def _operand(self, x):
@@ -434,8 +441,6 @@ class Channel:
 
     def _send(self, sqe, wait, flags=0, timeout_ns=0, stream=None):
         if self._recording:
-            if timeout_ns or stream is not None:
-                raise ValueError("a call of a plan has no deadline and no stream of its own")
             sqe.contents.flags = flags
             return None
         self._next += 1
@@ -588,6 +593,13 @@ class Plan:
             self.channel.client._live()
             _lib.exl3_plan_free(self._p)
             self._p = None
+
+
+def _mode(mode):
+    flags = {None: 0, "auto": 0, "mapped": 1, "direct": 2}
+    if mode not in flags:
+        raise ValueError(f"mode {mode!r} is none of auto, mapped, direct")
+    return flags[mode]
 
 
 def _now():

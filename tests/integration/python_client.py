@@ -66,6 +66,18 @@ def main():
         out["nothing left"] = channel.wait() is None
         channel.nop()
 
+        # What is refused before it is sent leaves nothing behind.
+        other = client.channel(2)
+        for _ in range(3):
+            try:
+                other.linear(module, x, y, timeout=5)
+            except TypeError:
+                pass
+        fill(y, [0.0] * (2 * module.n))
+        other.nop()
+        out["refused leaves nothing"] = not any(floats(y))
+        channel.linear(module, x, y)
+
         try:
             plans(out, client.channel(4), module, x, y)
         except exl3.Error as e:

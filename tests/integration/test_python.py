@@ -38,6 +38,7 @@ def against(env, d):
     near(got["linear"], [v for r in ref.rows_of(got["x"], 256) for v in matrix.apply(r)], "f4", "linear")
     equal(got["rows"], 0, "result")
     check(got["plan"] is True and got["plan stream"] and got["plan freed"] and "of its own" in got["plan deadline"], f"plans: {got}")
+    check(got["refused leaves nothing"], "a call with an unknown option was run by the next one")
     check(got["in order"] and got["nothing left"], f"asynchronous: {got}")
     check(got["rows of one's own"] and got["wider ones"] and got["rows again"], "exl3_host.Rows gives other bits")
     check("gives rows of 1536" in got["cut"], f"exl3_host.Rows, bytes that are no rows: {got['cut']}")
