@@ -43,7 +43,7 @@ for host in build/tests/gpu/host_*; do
 	[ ! -x "$host" ] || step 120 "device code on the host: ${host##*/}" "$host"
 done
 step 300 "kernels against the reference" build/tests/checkkernel/checkkernel --quick
-step 500 "integration" "${PYTHON:-python3}" tests/integration/run.py --build build
+step 500 "integration" "${PYTHON:-python3}" tests/integration/run.py -j 2 --build build
 step 240 "demo" tests/demo.sh build
 step 60 "install" $make --no-print-directory install DESTDIR="$PWD/$logs/root"
 step 60 "installed header and library" tests/install_check.sh "$logs/root"
@@ -51,12 +51,12 @@ step 60 "installed header and library" tests/install_check.sh "$logs/root"
 build "address,undefined" SAN=address,undefined
 run_dir asan build-address unit 240
 step 300 "asan kernels" build-address/tests/checkkernel/checkkernel --quick --tiny
-step 600 "asan integration" "${PYTHON:-python3}" tests/integration/run.py --build build-address --short
+step 600 "asan integration" "${PYTHON:-python3}" tests/integration/run.py -j 2 --build build-address --short
 
 build thread SAN=thread
 run_dir tsan build-thread stress 240
 # Where threads of the daemon or of libexl3 meet; the rest is the same code under other names.
-step 600 "tsan integration" "${PYTHON:-python3}" tests/integration/run.py --build build-thread --short \
+step 600 "tsan integration" "${PYTHON:-python3}" tests/integration/run.py -j 2 --build build-thread --short \
 	-k "async:,chaos:,chunks:,devices:,hostile:,lifecycle:,mapped: counted,mapped: unload,mapped: worker,mapped: policy w,mapped: other,merging:,metrics:,outlive:,plans:,reconnect:,reload:,stream:,tenants:"
 
 if command -v clang >/dev/null 2>&1; then

@@ -7,8 +7,11 @@ Status 0: all passed. 1: some failed. 2: wrong arguments. 77: none could run.
 import argparse
 import importlib
 import os
+import re
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 
@@ -54,6 +57,28 @@ def run_one(env, function):
         signal.alarm(0)
 
 
+def together(jobs):
+    """Every jobs-th scenario in a process of its own, with daemons and folders of its own; most of them wait most of the
+    time. What each printed, one after the other, then the sums and once more what failed."""
+    procs, sums, failures, status = [], {"passed": 0, "failed": 0, "skipped": 0}, [], []
+    argv = [a for i, a in enumerate(sys.argv) if a != "-j" and sys.argv[i - 1] != "-j"]
+    for i in range(jobs):
+        out = tempfile.TemporaryFile(mode="w+")
+        procs.append((subprocess.Popen([sys.executable, *argv, "--part", f"{i}/{jobs}"], stdout=out, stderr=subprocess.STDOUT), out))
+    for proc, out in procs:
+        status.append(proc.wait())
+        out.seek(0)
+        body, counts, rest = re.fullmatch(r"(.*?)(\d+ passed, \d+ failed.*?\n)?((?:FAILED.*)?)", out.read(), re.S).groups()
+        print(body, end="")
+        for number, word in re.findall(r"(\d+) (passed|failed|skipped)", counts or ""):
+            sums[word] += int(number)
+        failures.append(rest if counts else "")
+    print(", ".join(f"{n} {word}" for word, n in sums.items()))
+    print("".join(failures), end="")
+    bad = [s for s in status if s not in (0, 77)]
+    return bad[0] if bad else min(status)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--build", default="build", help="build folder")
@@ -61,11 +86,16 @@ def main():
     parser.add_argument("-k", metavar="PATTERN", help="only scenarios with this in their name; several: A,B")
     parser.add_argument("--short", action="store_true", help="fewer repetitions, for builds with a sanitizer")
     parser.add_argument("--loops", type=int, help="how often a client dies at each step (default 3, with --short 1)")
+    parser.add_argument("-j", metavar="N", type=int, default=1, help="N processes that share the scenarios")
+    parser.add_argument("--part", default="0/1", help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true", help="only print the names")
     args = parser.parse_args()
+    if args.j > 1 and not args.list:
+        return together(args.j)
 
     harness.BACKEND = args.backend
-    chosen = list(scenarios(args.k, args.backend))
+    part, parts = (int(n) for n in args.part.split("/"))
+    chosen = list(scenarios(args.k, args.backend))[part::parts]
     if args.list:
         print("\n".join(label for label, _ in chosen))
         return 0
