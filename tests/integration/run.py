@@ -68,11 +68,12 @@ def together(jobs):
     for proc, out in procs:
         status.append(proc.wait())
         out.seek(0)
-        body, counts, rest = re.fullmatch(r"(.*?)(\d+ passed, \d+ failed.*?\n)?((?:FAILED.*)?)", out.read(), re.S).groups()
+        # Without counts it has died: then all that it said is shown, and its status counts.
+        body, counts, rest = re.fullmatch(r"(.*?)(?:^(\d+ passed, \d+ failed[^\n]*\n)(.*))?", out.read(), re.S | re.M).groups()
         print(body, end="")
         for number, word in re.findall(r"(\d+) (passed|failed|skipped)", counts or ""):
             sums[word] += int(number)
-        failures.append(rest if counts else "")
+        failures.append(rest or "")
     print(", ".join(f"{n} {word}" for word, n in sums.items()))
     print("".join(failures), end="")
     bad = [s for s in status if s not in (0, 77)]
