@@ -74,7 +74,8 @@ int exl3_verb_record_plan(struct exl3_call *c)
 		return exl3_errf(&c->err, -ENOENT, "plan: no plan has handle %u", handle);
 	rc = plan_add(c, h);
 	if (rc < 0) {
-		exl3_handle_close(c->peer, h);
+		if (rc != -EBUSY) /* a complete one is not spoiled by what comes late */
+			exl3_handle_close(c->peer, h);
 		return rc;
 	}
 	exl3__handle__init(reply);

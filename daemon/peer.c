@@ -681,11 +681,13 @@ void exl3_peer_reconsider(struct exl3_peer *peer)
 	if (!peer->tenant->conf.mapped)
 		exl3_mappers_revoke(peer);
 	if (check_connect(peer, &err) < 0) {
+		exl3_mappers_revoke(peer); /* the end of the connection alone would be that of a worker */
 		exl3_control_farewell(peer, &err);
 		return;
 	}
 	for (uint32_t i = 0; i < peer->nr_handles; i++) {
 		if (check_handle(peer, &peer->handles[i], &err) < 0) {
+			exl3_mappers_revoke(peer);
 			exl3_control_farewell(peer, &err);
 			return;
 		}

@@ -157,54 +157,46 @@ static bool alone(const struct exl3_sqe *sqe)
 	return sqe->op == EXL3_OP_CANCEL || sqe->op == EXL3_OP_PLAN || sqe->flags & EXL3_STREAM || sqe->deadline_ns;
 }
 
+static int check_call(struct exl3_recorded *r, const struct exl3_sqe *sqe, struct exl3_request *call,
+		      struct exl3_error *err)
+{
+	enum exl3_detail detail = EXL3_DETAIL_OP;
+	const char *why;
+	int rc = alone(sqe) ? -EINVAL : exl3_check_sqe(sqe, &r->ch->env, &call->c, &detail);
+
+	if (rc < 0) {
+		why = exl3_detail_text(detail);
+		return exl3_errf(err, rc, "plan: call %u: %s", r->recorded, why ? why : "it is refused");
+	}
+	if (sqe->op == EXL3_OP_NOP)
+		return 0;
+	call->lane = &r->d->lanes[call->c.target.device];
+	if (r->lane && r->lane != call->lane)
+		return exl3_errf(err, -EOPNOTSUPP,
+				 "plan: call %u is for another device than those before it: one plan for each", r->recorded);
+	return call->c.target.model ? keep_model(r, call->c.target.model, err) : 0;
+}
+
+/* Nothing of a call that is refused stays: what is kept has its references. */
 static int add_call(struct exl3_recorded *r, const struct exl3_sqe *sqe, struct exl3_error *err)
 {
-	bool first = !r->nr || r->calls[0].c.op == EXL3_OP_NOP; /* that something needs a device */
-	struct exl3_request *call = &r->calls[first ? 0 : r->nr];
-	enum exl3_detail detail = EXL3_DETAIL_OP;
-	uint32_t number = r->recorded;
-	struct exl3_lane *lane = NULL;
-	int rc = alone(sqe) ? -EINVAL : 0;
+	bool nothing = !r->nr || r->calls[0].c.op == EXL3_OP_NOP; /* that needs a device, so far */
+	struct exl3_request call = {.ch = r->ch, .plan = r, .seq = r->recorded};
+	int rc = check_call(r, sqe, &call, err);
 
-	if (rc == 0 && sqe->op == EXL3_OP_NOP && !first)
-		call = &r->calls[r->nr]; /* only to be checked */
-	memset(call, 0, sizeof(*call));
-	if (rc == 0)
-		rc = exl3_check_sqe(sqe, &r->ch->env, &call->c, &detail);
-	if (rc < 0) {
-		const char *why = exl3_detail_text(detail);
-
-		r->nr -= first && r->nr;
-		return exl3_errf(err, rc, "plan: call %u: %s", number, why ? why : "it is refused");
-	}
-	if (sqe->op == EXL3_OP_NOP && !first) {
-		r->recorded++;
-		return 0;
-	}
-	if (sqe->op != EXL3_OP_NOP) {
-		lane = &r->d->lanes[call->c.target.device];
-		if (r->lane && r->lane != lane)
-			return exl3_errf(err, -EOPNOTSUPP,
-					 "plan: call %u is for another device than those before it: one plan for each",
-					 number);
-	}
-	if (call->c.target.model) {
-		rc = keep_model(r, call->c.target.model, err);
-		if (rc < 0)
-			return rc;
-	}
-	if (lane)
-		r->lane = lane;
-	if (call->c.rows.m > r->rows)
-		r->rows = call->c.rows.m;
-	for (uint32_t i = 0; i < call->c.nr_pins; i++)
-		call->c.pins[i]->refs++;
-	call->ch = r->ch;
-	call->lane = lane;
-	call->plan = r;
-	call->seq = number;
-	r->nr += !first || !r->nr;
+	if (rc < 0)
+		return rc;
 	r->recorded++;
+	if (sqe->op == EXL3_OP_NOP && r->nr)
+		return 0;
+	for (uint32_t i = 0; i < call.c.nr_pins; i++)
+		call.c.pins[i]->refs++;
+	if (call.lane)
+		r->lane = call.lane;
+	if (call.c.rows.m > r->rows)
+		r->rows = call.c.rows.m;
+	r->calls[nothing ? 0 : r->nr] = call;
+	r->nr += !nothing || !r->nr;
 	return 0;
 }
 

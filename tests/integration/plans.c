@@ -11,6 +11,7 @@
  *   together W  eight clients' plans at once: the same bits as alone; worker W is stopped until all are there
  *   unloaded    prints "ready", waits for a line: its model was unloaded
  *   stale       prints "ready" with replays outstanding, waits for its worker to be killed, goes on at the next
+ *   no_memory   the daemon's memory fails once while a plan is recorded
  *   busy        prints "ready", replays until it is killed
  */
 #include "client/internal.h"
@@ -678,6 +679,37 @@ static void cmd_stale(struct session *s)
 	ended(s->ch, -ENOENT, EXL3_DETAIL_MODULE, "a plan whose memory was freed");
 }
 
+/* The daemon's memory fails once: while this one is recorded. */
+static void cmd_no_memory(struct session *s)
+{
+	struct exl3_plan *plan;
+
+	for (int i = 0; i < 2; i++) {
+		int e;
+
+		exl3_plan_begin(s->ch);
+		exl3_prep_nop(exl3_sq_get(s->ch));
+		for (int k = 0; k < 40; k++)
+			prepare(s, exl3_sq_get(s->ch), k % KINDS, s->x[k], s->y[k]);
+		e = exl3_plan_end(s->ch, &plan);
+		if (e != (i ? 0 : -ENOMEM))
+			die("recording %d: %d", i, e);
+	}
+	for (int k = 0; k < 40; k++)
+		memcpy(s->x[k], s->kind[k % KINDS].in[1], s->kind[k % KINDS].k * 4);
+	for (int r = 0; r < 3; r++) {
+		if (exl3_plan_run(plan, NULL) < 0)
+			die("replay");
+		for (int k = 0; k < 40; k++) {
+			const struct kind *kind = &s->kind[k % KINDS];
+
+			if (kind->n && memcmp(s->y[k], kind->want[1], kind->n * 4) != 0)
+				die("call %d: other bits than a single call", k);
+		}
+	}
+	exl3_plan_free(plan);
+}
+
 static void cmd_busy(struct session *s)
 {
 	struct exl3_plan *plan = record(s, s->ch);
@@ -701,6 +733,7 @@ int main(int argc, char **argv)
 {
 	static const struct command commands[] = {
 		{"small", cmd_small},
+		{"no_memory", cmd_no_memory},
 		{"same", cmd_same},         {"streams", cmd_streams},   {"refused", cmd_refused}, {"failed", cmd_failed},
 		{"together", cmd_together}, {"unloaded", cmd_unloaded}, {"stale", cmd_stale},     {"busy", cmd_busy},
 	};

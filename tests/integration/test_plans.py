@@ -88,6 +88,14 @@ def test_a_client_dies_in_a_replay(env):
     plans(env, d, "same", "3")
 
 
+def test_a_recording_that_fails(env):
+    """Without memory for a part of it: nothing of it stays, whatever was recorded before."""
+    for fault in ("replay.count", "replay.new", "replay.calls", "replay.models"):
+        d = env.daemon(MODELS, environ={"EXL3_FAULT": f"{fault}:1"})
+        plans(env, d, "no_memory")
+        equal(len([e for e in d.json("events")["events"] if e["kind"] == "died"]), 0, f"{fault}: workers that died")
+
+
 def test_rows_of_a_tenant(env):
     """A plan's longest call counts against the rows in flight."""
     conf = env.path("plans.conf")
