@@ -695,8 +695,10 @@ static void cmd_no_memory(struct session *s)
 		if (e != (i ? 0 : -ENOMEM))
 			die("recording %d: %d", i, e);
 	}
-	for (int k = 0; k < 40; k++)
-		memcpy(s->x[k], s->kind[k % KINDS].in[1], s->kind[k % KINDS].k * 4);
+	for (int k = 0; k < 40; k++) {
+		if (s->kind[k % KINDS].k)
+			memcpy(s->x[k], s->kind[k % KINDS].in[1], s->kind[k % KINDS].k * 4);
+	}
 	for (int r = 0; r < 3; r++) {
 		if (exl3_plan_run(plan, NULL) < 0)
 			die("replay");
